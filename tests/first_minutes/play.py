@@ -76,7 +76,9 @@ class Player:
                 sys.exit(f"{name} is needed")
             (programs / name).symlink_to(found)
         path = f"{programs}:{environment(place)}:/usr/local/bin:/usr/bin:/bin"
-        kept = {name: value for name, value in clean_env().items() if name != "COMMWATCH_BUDGET"}
+        # Users' Python keeps what it has compiled: agents start in half the time.
+        own = ("COMMWATCH_BUDGET", "PYTHONDONTWRITEBYTECODE")
+        kept = {name: value for name, value in clean_env().items() if name not in own}
         self.env = {**kept, "HOME": str(place), "PATH": path, "COMMWATCH_HOOK": "auto", "TERM": "dumb"}
         self.env |= {"COMMWATCH_DIR": str(place / "run"), "COMMWATCH_PORT": "0"}
 
@@ -100,6 +102,8 @@ class Player:
         extra = () if self.hooks is None else ("--find-links", str(self.hooks))
         source = "." if self.hooks is None else ".[hooks]"
         self.does("install", "uv", "tool", "install", "--quiet", source, *extra, cwd=self.place / "commwatch")
+        if self.missing:
+            sys.exit(self.missing[-1])
 
     def newcomer(self) -> None:
         """Run the tutorial's job, and read its report."""
@@ -156,11 +160,11 @@ class Player:
     def starts(self, runs: int) -> None:
         """Compare the start of a job without commwatch and with it, in turn; in each run the cache has no hook."""
         (self.place / "starts.py").write_text(_STARTS)
-        plain = ["torchrun", "--nproc-per-node=2", f"--master-port={free_port()}", "starts.py"]
         figures: dict[str, list[list[float]]] = {"without commwatch": [], "with it": []}
         for _ in range(runs):
             for what, before in (("without commwatch", []), ("with it", ["commwatch", "run", "--"])):
                 shutil.rmtree(self.place / ".cache" / "commwatch", ignore_errors=True)
+                plain = ["torchrun", "--nproc-per-node=2", f"--master-port={free_port()}", "starts.py"]
                 began = time.time()
                 subprocess.run([*before, *plain], cwd=self.place, env=self.env, capture_output=True, check=True)
                 rank, step = map(float, (self.place / "starts").read_text().split())

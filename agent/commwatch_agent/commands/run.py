@@ -104,7 +104,9 @@ def run(
     with Signals() as signals:
         try:
             agent = _find_agent(config) or _start_agent(config, file)
-            probe = {} if agent is None else _probe(agent, command, env)
+            probe = {} if agent is None else _probe(agent, command, env)  # while our own agent starts
+            if agent is not None and not _is_there(agent):
+                agent, probe = None, {}
             history = None if agent is None else agent.history
             if agent is not None:
                 _await_probe(agent, job.name)
@@ -147,6 +149,7 @@ def _take_all(agent: _JobAgent, job: _Job) -> None:
     say(f"commwatch: the agent {agent.ended}; it is started again to read the remaining records")
     with contextlib.suppress(OSError):
         agent.start()
+        wait_until(agent.is_ready, _START_S)
     wait_until(partial(agent.has_all_of, job), _DRAIN_S)
     if agent.ended:
         say(f"commwatch: the agent {agent.ended}; the report covers what it had read by then")
@@ -250,19 +253,13 @@ class _JobAgent:
     #: Folder of the probe, if the user has no cache for it; it is removed at the end.
     temporary: Path | None = None
 
-    def start(self) -> Announcement | None:
-        """Start our own agent; return its announcement, ``None`` if it ends or is not ready in ``_START_S`` seconds.
-
-        Raises:
-            OSError: the process cannot be started.
-        """
+    def start(self) -> None:
+        """Start our own agent, without waiting until it is ready; raises ``OSError``."""
         # New session: Ctrl-C is for the job, the report still needs the agent. The pipe to its standard input closes
         # however this process ends. From / because the job's folder may hold modules named like ours.
         self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
         self.ended = ""
         threading.Thread(target=self._note_end, args=(self.process,), daemon=True).start()
-        wait_until(self.is_ready, _START_S)
-        return self.announced()
 
     def announced(self) -> Announcement | None:
         """Return the announcement of the agent; ``None``: it is not ready."""
@@ -335,7 +332,7 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
     agent = _JobAgent(directory, config.history, os.geteuid(), command)
     try:
         make_private_dir(config.dir, os.environ)
-        found = agent.start()
+        agent.start()
     except OSError as error:
         why = f"{error.strerror or error} ({error.filename or config.dir})"
         say(f"commwatch: the job runs without an agent: {why}")
@@ -343,10 +340,19 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
     except Stopped:
         agent.end()
         raise
+    return agent
+
+
+def _is_there(agent: _JobAgent) -> bool:
+    """Wait until our own agent is ready, at most ``_START_S`` seconds, and print its address; return False if it has ended."""
+    if agent.process is None:
+        return True
+    wait_until(agent.is_ready, _START_S)
+    found = agent.announced()
     if agent.ended:
         say(f"commwatch: the job runs without an agent, because the agent {agent.ended}")
         agent.end()
-        return None
+        return False
     if found is None:
         say(
             f"commwatch: the agent is not ready after {_START_S:.0f} s: the job begins, and the agent reads its records later"
@@ -354,7 +360,7 @@ def _start_agent(config: Config, file: Path | None) -> _JobAgent | None:
         threading.Thread(target=_say_when_ready, args=(agent,), daemon=True).start()
     else:
         say(_watching(found))
-    return agent
+    return True
 
 
 def _watching(found: Announcement) -> str:

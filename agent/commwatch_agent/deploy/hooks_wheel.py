@@ -148,7 +148,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as made:
             where = Path(made)
             try:
-                files |= build(Path(torch) if Path(torch).is_dir() else unpacked(torch, where), where)
+                files |= build(Path(torch).resolve() if Path(torch).is_dir() else unpacked(torch, where), where)
             except CannotBuild as error:
                 failed = True
                 print(f"torch {torch}: {str(error)[:2000]}", flush=True)

@@ -150,17 +150,19 @@ def test_not_used(spoil: Callable[[Path], object], installed: Path, tmp_path: Pa
 
 
 def test_for_an_installed_torch(native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder of an installed torch is built for as it is, and nothing is downloaded."""
+    """The folder of an installed torch, given from the working directory, is built for as it is, and nothing is downloaded."""
     torch_folder, plugin = Path(torch.__file__).parent, next(native.parent.glob("nccl-*.so"))
 
     def build(folder: Path, where: Path) -> dict[str, bytes]:
+        assert folder == torch_folder
         for library_file, name in ((native, "hook.so"), (plugin, "nccl.so")):
             shutil.copy(library_file, where / name)
         return packed(folder, native.read_bytes(), plugin.read_bytes(), RECIPE, 1.0)
 
     monkeypatch.setattr(hooks_wheel, "build", build)
     monkeypatch.setattr(hooks_wheel, "unpacked", None)
-    monkeypatch.setattr(sys, "argv", ["hooks_wheel", "--out", str(tmp_path), str(torch_folder)])
+    monkeypatch.chdir(torch_folder.parent)
+    monkeypatch.setattr(sys, "argv", ["hooks_wheel", "--out", str(tmp_path), torch_folder.name])
     with pytest.raises(SystemExit) as ended:
         hooks_wheel.main()
     assert ended.value.code == 0
