@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.history.history import History
+from commwatch_agent.incidents.stored import details_of_run
 from commwatch_agent.ingest.step_accounting import LEAST_STEPS, of_known
 from commwatch_agent.job.merging import by_run, merged_jobs
 from commwatch_agent.job.packed import packed, unpacked
 from commwatch_agent.model.cells import StepSums
 from commwatch_agent.model.views import JobFigures, JobView
+from commwatch_agent.report.what_happened import ending
 
 #: Most durations of a job's steps that a node sends; and most of all jobs and nodes together.
 MOST_DURATIONS, MOST_OF_ALL = 100_000, 2_000_000
@@ -67,7 +69,7 @@ def job_figures(agent: QueryService, most: int | None = None) -> list[JobFigures
         with History(agent.path) as history:
             ranks, rings = _steps(history, agent, job)
             median_ns = history.median_step_ns([ring for of_life in rings.values() for ring in of_life])
-        found.append(_figures(job, ranks, median_ns))
+        found.append(_figures(_ended(agent, job), ranks, median_ns))
     return found
 
 
@@ -78,8 +80,13 @@ def figures_parts(agent: QueryService, most: int, durations: int) -> list[Figure
         with History(agent.path) as history:
             ranks, rings = _steps(history, agent, job)
             known = [(restart, *history.step_durations(of_life, durations)) for restart, of_life in rings.items()]
-        found.append(FiguresPart(job, ranks, [_durations(*each) for each in known if each[1]]))
+        found.append(FiguresPart(_ended(agent, job), ranks, [_durations(*each) for each in known if each[1]]))
     return found
+
+
+def _ended(agent: QueryService, job: JobView) -> JobView:
+    """Return a job with how it ended as its report has it."""
+    return replace(job, ending=ending(job, details_of_run(agent.path, agent.stored(job.job_id)))) if job.failed else job
 
 
 def figures_of_nodes(parts: Iterable[FiguresPart], most: int) -> list[JobFigures]:

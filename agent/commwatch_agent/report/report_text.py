@@ -11,12 +11,12 @@ from commwatch_agent.incidents.answers import whys_of
 from commwatch_agent.ingest.why_late import common_why
 from commwatch_agent.job.merging import Nodes
 from commwatch_agent.model.api_views import Advice, Row
-from commwatch_agent.model.endings import exit_says, state_in_words
+from commwatch_agent.model.endings import state_in_words
 from commwatch_agent.model.views import ITERATIONS, JobView
 from commwatch_agent.reference.missing import how_to_judge
 from commwatch_agent.report import slowest_parts
 from commwatch_agent.report.report import MOST_UNJOINED, RankLine, Report
-from commwatch_agent.report.what_happened import culprits, ended_by, happened, lines
+from commwatch_agent.report.what_happened import culprits, ending, happened, lines
 from commwatch_agent.text import terminal_text
 from commwatch_agent.text.plain_table import CELLS, columns, paragraph
 from commwatch_agent.text.units import counted, moment, percent, rank_time, rate, seconds, size
@@ -82,10 +82,7 @@ def heading(report: Report) -> list[tuple[str, str]]:
     """Return which job the report is on, and how that ended, as (name, text)."""
     job = report.job
     facts = [("job", f"{job.job_id} ({job_state(job)}), began {moment(job.started_at)}, {seconds(report.duration_s)}")]
-    ended = ended_by(happened(report.incidents)) if job.failed else ""
-    how = (
-        "; ".join(filter(None, ("" if not job.exit_code else exit_says(job.exit_code), ended))) if ended else job.ending
-    )
+    how = ending(job, report.incidents)
     return [*facts, ("how", how)] if how else facts
 
 

@@ -10,6 +10,8 @@ from commwatch_agent.incidents.incident import JOB_ENDED, STANDSTILLS
 from commwatch_agent.incidents.stacks import main_thread
 from commwatch_agent.incidents.words import lasted, lasted_s, no_place, stack, when
 from commwatch_agent.ingest.stragglers import COSTS
+from commwatch_agent.model.endings import exit_says
+from commwatch_agent.model.views import JobView
 from commwatch_agent.report import html_frame
 from commwatch_agent.text.plain_table import paragraph
 from commwatch_agent.text.units import counted
@@ -38,6 +40,12 @@ def ended_by(found: Sequence[Happened]) -> str:
     """Return what ended a job that failed by its incidents, as ``Hang: rank 2``, or how its rank was lost; empty: none did."""
     first = _fatal(found)
     return "" if first is None else first.says if first.kind == "rank_lost" else first.title
+
+
+def ending(job: JobView, incidents: Iterable[IncidentDetails]) -> str:
+    """Return how a job ended, by its incidents if they show why it failed; empty: nothing failed, or nothing is known."""
+    by = ended_by(happened(incidents)) if job.failed else ""
+    return "; ".join(filter(None, (exit_says(job.exit_code) if job.exit_code else "", by))) if by else job.ending
 
 
 def culprits(found: Sequence[Happened]) -> set[int]:

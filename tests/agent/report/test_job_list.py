@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from commwatch_agent.incidents.incident import JOB_ENDED, Incident
+from commwatch_agent.incidents.stored import row_of
 from commwatch_agent.job.packed import packed, unpacked
 from commwatch_agent.model.cells import StepSums
 from commwatch_agent.model.views import JobFigures, JobView
+from commwatch_agent.questions import reports
 from commwatch_agent.report import report
 from commwatch_agent.report.job_figures import (
     Durations,
@@ -23,6 +26,7 @@ from commwatch_agent.report.job_figures import (
     job_figures,
 )
 from commwatch_agent.report.job_list import text
+from commwatch_agent.report.report_text import heading
 from commwatch_agent.text.terminal_text import width
 from tests.agent.report.test_report_page import job_of
 from tests.helpers import EPOCH_NS, MS, Watch, mark, write_ring
@@ -67,6 +71,25 @@ def test_figures_without_long_steps_and_ranks_with_few(tmp_path: Path) -> None:
     assert job.step_p50_s == pytest.approx(0.1)
     assert tuple(getattr(job, name) for name in NAMES) == figures_of_report(watch, "long")
     assert [each.job_id for each in job_figures(watch.agent, 1)] == ["none"]
+
+
+def test_how_it_ended_as_in_the_report(tmp_path: Path) -> None:
+    """The list has the words of the report on how a job failed: the incident that ended it, on one node and on several."""
+    watch = Watch(tmp_path)
+    for rank in range(2):
+        write_ring(watch.rings, [mark(n, 100 * MS * n) for n in range(5)], job="stuck", rank=rank).release()
+    watch.tick()
+    at, run = EPOCH_NS / 1e9, watch.agent.stored("stuck").key
+    hang = Incident(
+        "1", "hang", "critical", "ended", "stuck", run, ("1",), at, at, at + 9, at + 9, JOB_ENDED, says="rank 1 hangs", ranks=(1,)
+    )  # fmt: skip
+    watch.store.incident(row_of(hang, "/run"))
+    watch.store.commit()
+    own = reports.of_history(watch.agent, "stuck")
+    how = dict(heading(reports.report(watch.agent, "stuck", own=own, last_s=60.0, command="")))["how"]
+    assert how == "Hang: rank 1"
+    assert [job.ending for job in job_figures(watch.agent)] == [how]
+    assert [part.job.ending for part in figures_parts(watch.agent, 5, 100)] == [how]
 
 
 @pytest.mark.parametrize("cells", [80, 132])
