@@ -93,6 +93,11 @@ def _of_one_that_left(cause: Incident, effect: Incident) -> bool:
     return cause.cause == "gone" and _of_peers(cause, effect)
 
 
+def _of_disagreement(cause: Incident, effect: Incident) -> bool:
+    """Return whether an error in a log is what a backend prints of calls that differ between ranks."""
+    return effect.subject[0] in ("mismatch", "gloo_error")
+
+
 def _always(cause: Incident, effect: Incident) -> bool:
     return True
 
@@ -122,6 +127,7 @@ _RULES: tuple[tuple[str, frozenset[str], Callable[[Incident, Incident], bool]], 
     ("stalled", frozenset({"waiting"}), _always),
     ("init_incomplete", frozenset({"hang", "stalled", "waiting"}), _waits_there),
     ("nccl_fault", frozenset({"nccl_fault"}), _shows),
+    ("desync", frozenset({"nccl_fault"}), _of_disagreement),
     ("hang", frozenset({"nccl_fault"}), _of_one_that_left),
     ("rank_lost", frozenset({"nccl_fault"}), _of_peers),
     *((kind, frozenset({"nccl_fault"}), _timed_out) for kind in sorted(STANDSTILLS)),

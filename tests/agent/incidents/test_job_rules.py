@@ -337,7 +337,8 @@ def test_found_as_the_job_ends() -> None:
 
 
 def test_errors_that_follow() -> None:
-    """Of errors in logs, a wait explains its time-out, a lost rank the error of its peers, and a cause its symptoms; others have causes of their own."""
+    """Of errors in logs, a wait explains its time-out, ranks that disagree the backend's error, a lost rank the error of its peers, and a cause its symptoms;
+    others have causes of their own."""
     hang = found(HANG)[0]
     lost = Condition("rank_lost", ("1",), "died", NOW - 9, "train", "key", ranks=(1,))
 
@@ -348,6 +349,11 @@ def test_errors_that_follow() -> None:
         assert explains(hang, logged(name))
         assert not explains(hang, logged(name, NOW - 60))
         assert not explains(lost, logged(name))
+    differ = found(replace(HANG, kind="desync", cause="sizes", seq=9))[0]
+    for name in ("mismatch", "gloo_error"):
+        assert explains(differ, logged(name))
+        assert not explains(hang, logged(name))
+    assert not explains(differ, logged("ib_completion_error"))
     assert explains(lost, logged("peer_lost"))
     assert explains(lost, logged("gloo_peer_lost"))
     for name in ("gloo_error", "watchdog_timeout", "peer_lost"):
