@@ -76,7 +76,11 @@ class Kind(NamedTuple):
         """Seconds per step that do not depend on sizes, at most ``seconds``; ``None``: no reference."""
         if self.curve is None:
             return None
-        return min(self.seconds, self.per_step * self.curve.latency_s(self.op, self.group_size))
+        latency = self.curve.latency_s(self.op, self.group_size)
+        if self.reference == "own_best" and (expected := self.curve.time_s(self.op, self.group_size, self.size_bytes)):
+            # Through the fastest operations; the others take longer, both parts alike.
+            return self.seconds * latency / expected
+        return min(self.seconds, self.per_step * latency)
 
     @property
     def transport_s(self) -> float:

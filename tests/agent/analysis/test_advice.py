@@ -287,6 +287,12 @@ def test_larger_buckets_by_the_model() -> None:
     assert gain("larger_buckets", about) == pytest.approx((0.030 - 0.0003) / 0.1)
 
 
+def test_latency_of_slower_operations() -> None:
+    """A curve through the job's fastest operations splits the time of the slower ones in its proportion: 300 of 315 us of 40 ms are latency."""
+    about = facts(kind(per_step=100, size_bytes=1e4, seconds=0.04, curve=CURVE, reference="own_best"))
+    assert gain("larger_buckets", about) == pytest.approx(0.04 * 300 / 315 * (1 - 1 / 100) / 0.1)
+
+
 def test_half_hidden() -> None:
     """Where half of the communication is hidden, half as much is to be gained."""
     assert gain("accumulate_gradients", facts(exposed=0.2)) == pytest.approx(0.1)
