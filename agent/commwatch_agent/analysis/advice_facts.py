@@ -169,8 +169,14 @@ class Facts(NamedTuple):
 
     @property
     def on_one_cpu(self) -> bool:
-        """Whether all operations are known to pass through the CPU and the memory of one node, so that no link limits them."""
-        of_one = (kind.backend == framework_settings.GLOO and not kind.spans_nodes for kind in self.kinds)
+        """Whether all operations are known to pass through the CPU and the memory of one node, so that no link limits them.
+
+        A link that the settings name for a group is used even so: its ranks may be in several pods of the node.
+        """
+        of_one = (
+            kind.backend == framework_settings.GLOO and not kind.spans_nodes and kind.reference != "catalogue"
+            for kind in self.kinds
+        )  # fmt: skip
         return bool(self.kinds) and self.sending is None and all(of_one)
 
     @property

@@ -368,6 +368,15 @@ def test_full_links() -> None:
     assert gain("faster_network", late) == pytest.approx(0.3 / 2)
 
 
+def test_link_that_the_settings_name() -> None:
+    """Gloo on one node passes no link, unless the settings name one for its group."""
+    for reference, speaks in (("bench", False), ("catalogue", True)):
+        of_one = facts(kind(backend="gloo", curve=CURVE, efficiency=0.3, reference=reference))
+        assert of_one.on_one_cpu is not speaks
+        for rule in ("faster_network", "below_the_link"):
+            assert (given(rule, of_one) is not None) is speaks
+
+
 def test_tensor_parallel_by_the_nodes_own_curve() -> None:
     """Ten all_reduces of 1 MB among four at 50 us and 1 GB/s take 10 x (0.3 + 1.5) ms in the node, 40 ms now."""
     about = SPEAKS["tensor_parallel_in_node"][0]
