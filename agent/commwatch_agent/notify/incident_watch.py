@@ -123,7 +123,7 @@ class IncidentWatch(Collector):
             items, self._items = self._items, {}
         before = [replace(each, evidence=(*each.evidence, *items.get(each.id, ()))) for each in before]
         after = _pruned(conclude(look, before, self.plan.table, around, self.plan.finders))
-        self._count(before, after)
+        self._count(before, after, {"", *look.jobs})
         with self._lock:
             self._incidents = after
             self._note_changes(now_s)
@@ -146,11 +146,15 @@ class IncidentWatch(Collector):
         gone = {each.run or each.job_id for each in known if each.job_id} if settled else set()
         return (of_jobs | gone) - live
 
-    def _count(self, before: Iterable[Incident], after: Iterable[Incident]) -> None:
+    def _count(self, before: Iterable[Incident], after: Iterable[Incident], jobs: Collection[str]) -> None:
+        """Count what is new; the series of jobs that are no longer in memory go, as all others of them do."""
+        for gone in [each for each in self._counts.keys() | self._costs.keys() if each[0] not in jobs]:
+            self._counts.pop(gone, None)
+            self._costs.pop(gone, None)
         costs = {each.id: (each.state, each.cost_rank_s or 0.0) for each in before}
         for each in after:
             state, cost = costs.get(each.id, ("", 0.0))
-            if each.state == "pending":
+            if each.state == "pending" or each.job_id not in jobs:
                 continue
             self._counts[each.job_id, each.kind] += state in ("", "pending")
             if each.cost_rank_s is not None:

@@ -144,6 +144,19 @@ def test_metrics(tmp_path: Path) -> None:
         }
 
 
+def test_metrics_of_a_job_that_is_gone(tmp_path: Path) -> None:
+    """A job that is no longer in memory has no series, and gets none from what the history knows of it."""
+    scene = Scene(tmp_path)
+    scene.later(11, 20)
+    scene.jobs = {}
+    scene.later(90)
+    with closing((second := scene.again()).store):
+        second.jobs = {}
+        second.later(90)
+        for each in (scene, second):
+            assert [name for name in each.page() if "'job_id'" in name] == []
+
+
 def test_restart(tmp_path: Path) -> None:
     """An agent goes on with the incidents of an earlier one: same id and begin, its alert is not new; they end when they are known to be over."""
     first = Scene(tmp_path)
