@@ -177,6 +177,7 @@ def test_day(day: Day) -> None:
         assert (day.status("first-token-of-the-day"), day.status("second-token-of-the-day")) == (200, 401)
         day.rotate("second-token-of-the-day")
         assert (day.status("first-token-of-the-day"), day.status("second-token-of-the-day")) == (401, 200)
+        assert day.said("the token has changed") == 1
         free = full(day.place / "state")
 
         def refused() -> bool:

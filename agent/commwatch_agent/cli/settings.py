@@ -124,10 +124,16 @@ def _show(config: Config, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({one.key: {"value": one.value, "origin": one.origin} for one in found}, indent=2))
         return 0
-    wide, long = (max(len(str(one[column])) for one in found) for column in (0, 1))
-    for one in found:
-        print(line(f"{one.key:{wide}}  {'–' if one.value is None else one.value!s:{long}}  {one.origin}"))
+    shown = [(one.key, _as_in_file(one.value), one.origin) for one in found]
+    wide, long = (max(len(row[column]) for row in shown) for column in (0, 1))
+    for key, value, origin in shown:
+        print(line(f"{key:{wide}}  {value:{long}}  {origin}"))
     return 0
+
+
+def _as_in_file(value: str | float | None) -> str:
+    """Return a value as text: truth values in the form of TOML, a dash for none."""
+    return "–" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def become(name: str) -> None:

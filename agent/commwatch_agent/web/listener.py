@@ -23,6 +23,7 @@ from commwatch.wire.errors import CommwatchError
 from commwatch_agent.config import Config
 from commwatch_agent.config_checks import ConfigError
 from commwatch_agent.notify.delivery_setup import url_of
+from commwatch_agent.runtime.agent_log import about
 from commwatch_agent.runtime.offload import SharedCall
 from commwatch_agent.runtime.run_lock import CannotStart, bind_remedy
 from commwatch_agent.web import access, tls
@@ -209,10 +210,18 @@ def _token(config: Config) -> Callable[[], str]:
     try:
         if config.token_file is None:
             tokens.make(own)
-        read()
+        known = [read()]
     except OSError as error:
         raise CannotStart(f"token file {own}: {error.strerror}; name another with --token-file") from None
-    return read
+
+    def current() -> str:
+        token = read()
+        if token != known[0]:
+            known[0] = token
+            log.info("the token has changed: requests need that in %s", config.token_file or own, **about("new_token"))
+        return token
+
+    return current
 
 
 def _rules(config: Config, address: str) -> access.Rules:

@@ -222,6 +222,9 @@ def test_flags_are_shown() -> None:
     found = json.loads(commwatch("config", "show", "--json", *words).stdout)
     for key, value in flags.items():
         assert found[key] == {"value": value, "origin": f"--{key.replace('_', '-')}"}
+    rows = [row.split() for row in commwatch("config", "show", *words).stdout.splitlines()]
+    assert ["insecure", "true", "--insecure"] in rows
+    assert ["interval", "0.25", "default"] in rows
 
 
 def test_right(tmp_path: Path) -> None:
