@@ -19,6 +19,8 @@ MOST_SAMPLES = 35
 _EXPLAINS = 0.5
 #: A process is slowed down by this many pages read from disk per second, if it is this many times those of the others.
 _FAULTS_PER_S, _TIMES = 50.0, 5
+#: Least ratio of the times that a rank and the others run by which it has more work, where cores are scarce.
+_MORE_WORK = 1.25
 #: Differences below this part of the lateness do not count.
 _NO_DIFFERENCE = 0.25
 
@@ -135,12 +137,17 @@ def _of_process(mine: Shares, others: Shares, late: float) -> Why | None:
     if mine.throttled - others.throttled >= enough:
         says = f"its cgroup was stopped {percent(mine.throttled)} of the time because its CPU quota was used up"
         return Why(QUOTA, says)
-    if mine.wanted - others.wanted >= max(enough, mine.ran - others.ran):
+    # Where all ranks lack cores, one with more work also waits longer for them: as much longer as it runs.
+    scarce = others.wanted / others.ran if others.ran > 0 else 0.0
+    works = mine.ran - others.ran
+    more = works * (1 + scarce) if mine.ran >= _MORE_WORK * others.ran else works
+    if mine.wanted - max(others.wanted, mine.ran * scarce) >= max(enough, more):
         theirs = f"those of the others {percent(others.wanted)}"
         return Why(NO_CORE, f"its main thread waited {percent(mine.wanted)} of the time for a core, {theirs}")
-    if mine.ran - others.ran >= enough:
+    if more >= enough:
         theirs = f"those of the others {percent(others.ran)}"
-        return Why(COMPUTES, f"its main thread ran {percent(mine.ran)} of the time, {theirs}: it computes longer")
+        there = "" if works >= enough else ", on cores for which all ranks wait"
+        return Why(COMPUTES, f"its main thread ran {percent(mine.ran)} of the time, {theirs}: it computes longer{there}")
     if mine.faults_per_s >= max(_FAULTS_PER_S, _TIMES * others.faults_per_s):
         return Why(PAGES, f"it read {mine.faults_per_s:.0f} pages a second from disk (swap, or memory-mapped files)")
     used = mine.ran + mine.wanted - others.ran - others.wanted

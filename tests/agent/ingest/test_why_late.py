@@ -11,7 +11,7 @@ from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.processes import Processes
-from commwatch_agent.ingest.why_late import MOST_SAMPLES, NO_CORE, QUOTA, Sample, common_why
+from commwatch_agent.ingest.why_late import COMPUTES, IDLE, MOST_SAMPLES, NO_CORE, QUOTA, Sample, common_why
 from commwatch_agent.ingest.why_late import reason as why_of
 from commwatch_collectors.node.process import Usage
 from tests.agent.analysis.test_ended_operations import EVERY, node
@@ -195,3 +195,24 @@ def test_samples() -> None:
     assert book.process == (42, "running")
     assert len(book.samples) == MOST_SAMPLES
     assert book.samples[-1] == Sample(MOST_SAMPLES + 4, Usage(42, 0, 0, None), ("hardware",))
+
+
+@pytest.mark.parametrize(
+    ("mine", "code"),
+    [
+        (looks(ran=0.15, wanted=0.77), COMPUTES),  # it runs 1.7 times as long as the others, and waits as much longer
+        (looks(ran=0.10, wanted=0.77), NO_CORE),  # as much work, for which it waits twice as long
+        (looks(ran=0.12, wanted=0.85), NO_CORE),  # both, the cores more
+        (looks(ran=0.10, wanted=0.50), IDLE),
+    ],
+    ids=["more work", "no core", "both", "neither"],
+)
+def test_more_work_where_all_wait_for_cores(mine: list[Sample], code: str) -> None:
+    """On a busy node, a rank that waits longer for cores because it has more work is named for the work, with the numbers that show it."""
+    why = why_of(1, 0.47, {0: looks(ran=0.09, wanted=0.44), 1: mine}, 0)
+    assert why is not None
+    assert why.code == code
+    if code == COMPUTES:
+        assert why.says == (
+            "its main thread ran 15% of the time, those of the others 9%: it computes longer, on cores for which all ranks wait"
+        )
