@@ -13,6 +13,8 @@ _FRAME = re.compile(r"^\s*(?P<function>\S.*?) \((?P<file>[^()]+):(?P<line>\d+)\)
 _COUNTED = re.compile(r"^thread \([^()]*\)(?:: MainThread)?;(?P<frames>.*) (?P<seen>\d+)$", re.MULTILINE)
 #: A place counts as that of a late rank if it spends so much more of its time there than another rank.
 _LEAST_MORE = 0.1
+#: Part of the difference that a place must have to be named.
+_NEARLY = 0.9
 #: Begins a thread.
 _THREAD = re.compile(r"^(?=Thread )", re.MULTILINE)
 #: Files whose frames are the outermost of each thread of ``threading``; and those of the probe.
@@ -50,10 +52,20 @@ def place_of(text: str) -> str:
 
 
 def _place(lines: Iterable[str]) -> str:
+    return next(iter(_places(lines)), "")
+
+
+def _places(lines: Iterable[str]) -> list[str]:
+    """Return the places of a stack in the user's code, the innermost first; of one that has none, that of the innermost frame."""
     frames = [found for line in lines if (found := _FRAME.match(line))]
     of_user = [frame for frame in frames if not any(part in frame["file"] for part in _LIBRARIES)]
-    frame = next(iter(of_user or frames), None)
-    return "" if frame is None else f"{frame['function']} ({frame['file'].rpartition('/')[2]}:{frame['line']})"
+    shown = of_user or frames[:1]
+    return [f"{frame['function']} ({frame['file'].rpartition('/')[2]}:{frame['line']})" for frame in shown]
+
+
+def is_of_user(frame: str) -> bool:
+    """Return whether a frame is in the user's code."""
+    return not any(part in frame for part in _LIBRARIES)
 
 
 def counted(text: str) -> Counter[tuple[str, ...]]:
@@ -69,26 +81,36 @@ def counted(text: str) -> Counter[tuple[str, ...]]:
 
 
 def shares(stacks: Mapping[tuple[str, ...], int]) -> dict[str, float]:
-    """Return which part of the time, 0 to 1, a thread was at each place, as ``place_of`` names it."""
+    """Return which part of the time, 0 to 1, a thread was at each place, as ``place_of`` names it, or in what is called there."""
     at = Counter[str]()
     for frames, seen in stacks.items():
-        at[_place(frames)] += seen
-    return {place: seen / at.total() for place, seen in at.items() if place}
+        at.update(dict.fromkeys(_places(frames), seen))
+    total = sum(stacks.values())
+    return {place: seen / total for place, seen in at.items()}
 
 
-def longer_at(late: Mapping[str, float], other: Mapping[str, float]) -> str:
+def longer_at(stacks: Mapping[tuple[str, ...], int], other: Mapping[str, float]) -> str:
     """Return the place where a late rank spends more of its time than another rank; empty: there is none.
 
+    A place that both come to is not it, but the call by which only the late one does: the innermost that has nearly all of the difference.
+
     Args:
-        late, other: as ``shares`` returns them.
+        other: of the other rank, as ``shares`` returns it; empty: not known.
     """
-    more = {place: part - other.get(place, 0.0) for place, part in late.items()}
-    place = max(more, key=lambda each: more[each], default="")
-    return place if more.get(place, 0.0) >= _LEAST_MORE else ""
+    often = sorted(stacks, key=lambda frames: -stacks[frames])
+    if not other:
+        at = Counter[str]()
+        for frames in often:
+            at[_place(frames)] += stacks[frames]
+        return at.most_common(1)[0][0] if at else ""
+    more = {place: part - other.get(place, 0.0) for place, part in shares(stacks).items()}
+    most = max(more.values(), default=0.0)
+    places = (place for frames in often for place in _places(frames) if more[place] >= _NEARLY * most)
+    return next(places, "") if most >= _LEAST_MORE else ""
 
 
 def stack_at(stacks: Mapping[tuple[str, ...], int], place: str) -> list[str]:
     """Return the frames of the stack most often seen at a place, the innermost first."""
-    there = {frames: seen for frames, seen in stacks.items() if _place(frames) == place}
+    there = {frames: seen for frames, seen in stacks.items() if place in _places(frames)}
     frames, _ = max(there.items(), key=lambda each: each[1], default=((), 0))
     return list(frames)

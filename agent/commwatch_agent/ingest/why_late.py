@@ -147,7 +147,9 @@ def _of_process(mine: Shares, others: Shares, late: float) -> Why | None:
     if more >= enough:
         theirs = f"those of the others {percent(others.ran)}"
         there = "" if works >= enough else ", on cores for which all ranks wait"
-        return Why(COMPUTES, f"its main thread ran {percent(mine.ran)} of the time, {theirs}: it computes longer{there}")
+        return Why(
+            COMPUTES, f"its main thread ran {percent(mine.ran)} of the time, {theirs}: it computes longer{there}"
+        )
     if mine.faults_per_s >= max(_FAULTS_PER_S, _TIMES * others.faults_per_s):
         return Why(PAGES, f"it read {mine.faults_per_s:.0f} pages a second from disk (swap, or memory-mapped files)")
     used = mine.ran + mine.wanted - others.ran - others.wanted

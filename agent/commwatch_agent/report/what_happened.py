@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.families import Family, families
 from commwatch_agent.incidents.incident import JOB_ENDED, STANDSTILLS
-from commwatch_agent.incidents.stacks import main_thread
+from commwatch_agent.incidents.stacks import is_of_user, main_thread
 from commwatch_agent.incidents.words import lasted, lasted_s, no_place, stack, when
 from commwatch_agent.ingest.stragglers import COSTS
 from commwatch_agent.model.endings import exit_says
@@ -194,6 +194,9 @@ def _about(incident: IncidentDetails) -> Iterator[str]:
 def _frames(incident: IncidentDetails) -> Iterator[str]:
     frames = main_thread(stack(incident.evidence))
     yield from ["    Python stack, the innermost frame first:"] if frames else []
-    yield from (f"      {frame}" for frame in frames[:_MOST_FRAMES])
-    if len(frames) > _MOST_FRAMES:
-        yield f"      … {len(frames) - _MOST_FRAMES} more frames"
+    shown = frames
+    if len(frames) > _MOST_FRAMES:  # those of libraries are the first that a reader can do without
+        shown = [*frames[:1], *filter(is_of_user, frames[1:])][:_MOST_FRAMES]
+    yield from (f"      {frame}" for frame in shown)
+    if shown != frames:
+        yield f"      … {counted(len(frames) - len(shown), 'more frame')}: `commwatch diagnose` shows them"

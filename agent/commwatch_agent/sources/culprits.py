@@ -178,7 +178,7 @@ def longer(
         yield _missing(rank, pid, at)
         return
     own = shares(stacks)
-    place = longer_at(own, other)
+    place = longer_at(stacks, other)
     if not place:
         says = f"in {sum(stacks.values())} samples, rank {rank} was at no place longer than another rank"
         yield EvidenceItem("stack", at, says, about)

@@ -124,6 +124,15 @@ def test_in_words() -> None:
     assert text() == ""
 
 
+def test_long_stack() -> None:
+    """Of a stack with more than eight frames, the innermost and those of the user's code are shown, and how many are not."""
+    inner = [f"call_{n} (/v/site-packages/torch/module.py:{n})" for n in range(9)]
+    stack = "\n    ".join(['Thread 7: "MainThread"', *inner, "extra (/me/ddp.py:23)", "main (/me/ddp.py:59)"])
+    said = text(fault("hang", "hang", 2, evidence=(item("stack", "rank 2", place="extra (ddp.py:23)", stack=stack),)))
+    shown = f"      {inner[0]}\n      extra (/me/ddp.py:23)\n      main (/me/ddp.py:59)\n"
+    assert f"first:\n{shown}      … 8 more frames: `commwatch diagnose` shows them\n" in said
+
+
 def test_what_ended_the_job_comes_first() -> None:
     """What ended a failed job is the first fault in text and page, before worse and earlier ones; otherwise the worst comes first."""
     worse = [

@@ -89,16 +89,24 @@ def test_threads_of_the_trainer() -> None:
 def test_longer_at_a_place() -> None:
     """The place of a late rank is where it spends a larger part of its time than another rank; a place where both are as long is none."""
     stacks = counted(COUNTED)
-    assert shares(stacks) == {"load (train.py:88)": 0.6, "<module> (train.py:122)": 0.4}
-    assert longer_at(shares(stacks), {}) == "load (train.py:88)"
-    assert (
-        longer_at(shares(stacks), {"load (train.py:88)": 0.55, "<module> (train.py:122)": 0.2})
-        == "<module> (train.py:122)"
-    )
-    assert longer_at(shares(stacks), {"load (train.py:88)": 0.55, "<module> (train.py:122)": 0.45}) == ""
+    assert shares(stacks) == {"load (train.py:88)": 0.6, "<module> (train.py:120)": 0.6, "<module> (train.py:122)": 0.4}
+    assert longer_at(stacks, {}) == "load (train.py:88)"
+    there = {"load (train.py:88)": 0.55, "<module> (train.py:120)": 0.55}
+    assert longer_at(stacks, {**there, "<module> (train.py:122)": 0.2}) == "<module> (train.py:122)"
+    assert longer_at(stacks, {**there, "<module> (train.py:122)": 0.45}) == ""
     assert longer_at({}, {"load (train.py:88)": 1.0}) == ""
     assert stack_at(stacks, "load (train.py:88)")[0] == "wait (/usr/lib/python3.11/threading.py:320)"
     assert stack_at(stacks, "elsewhere (train.py:1)") == []
+
+
+def test_longer_by_another_call() -> None:
+    """Where a late rank does more of what all do, the place is the call by which only it comes there, with the user's frames of that stack."""
+    forward = ("mm (/v/site-packages/torch/x.py:3)", "Block.forward (/me/model.py:9)", "GPT.forward (/me/model.py:20)")
+    usual, more = ("step (/me/ddp.py:50)", "main (/me/ddp.py:60)"), ("extra (/me/ddp.py:23)", "main (/me/ddp.py:59)")
+    late = {(*forward, *usual): 40, (*forward, *more): 30, ("wait (/me/ddp.py:51)", *usual): 30}
+    other = shares({(*forward, *usual): 55, ("wait (/me/ddp.py:51)", *usual): 45})
+    assert longer_at(late, other) == "extra (ddp.py:23)"
+    assert stack_at(late, "extra (ddp.py:23)") == [*forward, *more]
 
 
 def test_late_rank() -> None:
