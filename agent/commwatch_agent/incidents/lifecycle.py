@@ -332,13 +332,18 @@ def _over(incident: Incident, table: Table, now: float) -> Incident:
 def _alerts(
     incident: Incident, conditions: Iterable[Condition], table: Table, around: Around
 ) -> tuple[AlertState, ...]:
-    """Return the alerts of an incident whose conditions hold."""
+    """Return the alerts of an incident whose conditions hold.
+
+    A condition that says less than what the incident is known for, as after a restart of the agent, raises none: what was known stays true.
+    """
+    saying = [each for each in conditions if _rank_of(each.kind) >= _rank_of(incident.kind)]
     holding = {
-        (rule.name, rule.severity): (rule, condition)
-        for condition in conditions
-        for rule in _rules_of(condition, table)
+        (rule.name, rule.severity): (rule, condition) for condition in saying for rule in _rules_of(condition, table)
     }
     active = {(each.name, each.severity): each for each in incident.alerts if each.resolved_at is None}
+    if not saying:
+        own = {(rule.name, rule.severity): rule for rule in table.rows.get(incident.kind, ())}
+        active = {at: _going_on(each, own[at], around.now) if at in own else each for at, each in active.items()}
     rules = {(rule.name, rule.severity): rule for of_kind in table.rows.values() for rule in of_kind}
     after = [each for each in incident.alerts if each.resolved_at is not None]
     after += _without([each for at, each in active.items() if at not in holding], rules, around.now)
@@ -353,6 +358,12 @@ def _alerts(
         }
         after.append(replace(state, annotations={**state.annotations, **about}))
     return tuple(after[-MOST_ALERTS:])
+
+
+def _going_on(state: AlertState, rule: Rule, now: float) -> AlertState:
+    """Return the state of an alert whose incident lasts, while less is known of it."""
+    fires = state.fired_at is None and now - state.active_at >= rule.for_s
+    return replace(state, seen_at=now, fired_at=now if fires else state.fired_at)
 
 
 def _where(incident: Incident, around: Around) -> str:

@@ -122,6 +122,18 @@ def test_learns_its_culprit() -> None:
     assert (first.ranks, then.ranks, later.ranks, later.cause) == ((), (1,), (1,), "stopped")
 
 
+def test_alerts_of_what_is_known() -> None:
+    """A hang of which less is known, as after a restart of the agent, raises no alert on a stall; its own goes on, or fires in its time."""
+    for known_s in (5, 40):
+        scene = Scene()
+        scene.last(wait("hang", 1, cause="stopped"), for_s=known_s)
+        (hang,) = scene.last(wait("stalled", 0, cause="not_joined", value=700.0), for_s=200)
+        assert (hang.kind, [each.name for each in hang.alerts]) == ("hang", ["Hang"])
+        assert hang.alerts[0].fired_at == T0 + 1 + 30
+        (over,) = scene.last(for_s=130)
+        assert (over.state, fired(over)) == ("ended", [])
+
+
 @pytest.mark.parametrize(
     ("before", "after", "same"),
     [
