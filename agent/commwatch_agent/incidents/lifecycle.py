@@ -296,7 +296,8 @@ def _ended_with_its_run(incident: Incident, around: Around) -> Incident:
     unseen_s = around.now - incident.last_at
     was_watched = incident.last_at >= around.looks_since
     had_ended = incident.kind == "waiting" or (was_watched if unseen_s >= GAP_S else incident.kind in STANDSTILLS)
-    if around.is_settled and had_ended and unseen_s > _LAST_LOOK_S:
+    is_sure = around.is_settled or (was_watched and unseen_s >= GAP_S)
+    if is_sure and had_ended and unseen_s > _LAST_LOOK_S:
         return ended(incident, incident.last_at, RECOVERED)
     return ended(incident, around.now if unseen_s < GAP_S else incident.last_at, JOB_ENDED)
 

@@ -347,8 +347,14 @@ def test_job_that_ended_while_the_agent_was_away() -> None:
 
 @pytest.mark.parametrize(
     ("since_s", "settled", "outcome"),
-    [(8.0, True, RECOVERED), (50.0, True, RECOVERED), (1.0, True, JOB_ENDED), (8.0, False, JOB_ENDED)],
-    ids=["well before", "long before", "with it", "not known"],
+    [
+        (8.0, True, RECOVERED),
+        (50.0, True, RECOVERED),
+        (1.0, True, JOB_ENDED),
+        (8.0, False, JOB_ENDED),
+        (30.0, False, RECOVERED),
+    ],
+    ids=["well before", "long before", "with it", "not known", "long before, by a new agent that saw it"],
 )
 def test_wait_that_was_over_before_the_end(since_s: float, settled: bool, outcome: str) -> None:
     """A wait that was over some seconds before its job ended has recovered, when it was last seen; one that lasted ended with the job."""
