@@ -112,9 +112,11 @@ def job_lines(
     """
     for key, job in after.items():
         was = before.get(key)
-        if was is None or (was.is_over and not job.is_over) or was.restart != job.restart:
+        # One that is over at the first look began in the time of an earlier agent if it is older than this one.
+        is_past = was is None and job.is_over and (job.began_at or now) < since
+        if not is_past and (was is None or (was.is_over and not job.is_over) or was.restart != job.restart):
             yield _begun(job, was, now, since)
-        elif was.name != job.name:
+        elif was is not None and was.name != job.name:
             yield Line(f"job {was.name}: is now called {job.name}", {"event": "job_renamed", "job_id": job.name})
         if job.is_over and (was is None or not was.is_over or was.restart != job.restart):
             yield _over(job)

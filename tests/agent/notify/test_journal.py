@@ -47,6 +47,9 @@ def said(lines: list[Line]) -> list[tuple[str, str]]:
             ("job_began", "job train: began, world size 16, user ann, train.py"),
             ("job_ended", "job train: ended after 60.0 s, 8 ranks here; 900 records read, 3 lost"),
         ]),
+        (None, OVER._replace(began_at=NOW - 90, ended_at=NOW - 12), [
+            ("job_ended", "job train: ended after 78.0 s, 8 ranks here; 900 records read, 3 lost"),
+        ]),
     ],
 )  # fmt: skip
 def test_jobs(before: JobState | None, after: JobState | None, expected: list[tuple[str, str]]) -> None:
