@@ -226,7 +226,7 @@ class Config:
     )
     labels: Mapping[str, str] = setting(
         checks.LABELS, dict,
-        "table: labels of every `commwatch_job_info` of this agent, such as `cluster` or `team`. "
+        "table: labels of every `commwatch_job_info` and every alert of this agent, such as `cluster` or `team`. "
         "See [how to join them](metrics.md#labels-of-your-own)",
         reload=True, prefix="COMMWATCH_LABEL_",
     )

@@ -80,6 +80,8 @@ class Around:
     is_settled: bool = True
     #: Since when this agent has looked, in Unix time: before that, a condition may have held that it did not find.
     looks_since: float = float("-inf")
+    #: Labels that all alerts have besides their own.
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def advanced(
@@ -408,7 +410,7 @@ def labels_of(condition: Condition, rule: Rule, around: Around) -> dict[str, str
         {"job_id": condition.job_id, "group": condition.group} if condition.job_id else {"instance": around.instance}
     )
     rank = {"rank": str(condition.ranks[0])} if len(condition.ranks) == 1 else {}
-    labels = {**of_job, **rank, **condition.labels, "alertname": rule.name, "severity": rule.severity}
+    labels = {**around.labels, **of_job, **rank, **condition.labels, "alertname": rule.name, "severity": rule.severity}
     return {name: value for name, value in labels.items() if value}
 
 

@@ -29,7 +29,8 @@ def plan_of(config: Config, instance: str, address: str, deliver: Callable[[Sequ
     found = catalogue(config)
     rules = {name: found.rows(name) for name in found.kinds}
     thresholds = {each.name: each.value for each in found.thresholds}
-    return Plan(Table(found.kinds, rules, thresholds, partial(runbook, f"{address}/runbook")), instance, deliver)
+    concluding = Table(found.kinds, rules, thresholds, partial(runbook, f"{address}/runbook"))
+    return Plan(concluding, instance, deliver, labels=config.labels)
 
 
 def catalogue(config: Config) -> Catalogue:

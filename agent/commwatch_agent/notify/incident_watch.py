@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from socket import gethostname
 
 from prometheus_client.metrics_core import Metric
@@ -47,6 +47,8 @@ class Plan:
     #: Gets all firing alerts after each look, and those that have ended, once. Must not block.
     deliver: Callable[[Sequence[Alert]], object] = lambda alerts: None
     finders: Sequence[Finder] = FINDERS
+    #: Labels of the settings, for all alerts.
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class IncidentWatch(Collector):
@@ -118,7 +120,9 @@ class IncidentWatch(Collector):
         owners = {name: ", ".join(filter(None, (job.user, job.script))) for name, job in look.jobs.items()}
         ended = self._ended_runs(look, before, settled)
         since = now - (now_s - self._began_s)
-        around = Around(now, ended, look.common, self._host, self.plan.instance, owners, settled, since)
+        around = Around(
+            now, ended, look.common, self._host, self.plan.instance, owners, settled, since, self.plan.labels
+        )
         with self._lock:
             items, self._items = self._items, {}
         before = [replace(each, evidence=(*each.evidence, *items.get(each.id, ()))) for each in before]

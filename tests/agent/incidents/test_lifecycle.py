@@ -429,12 +429,12 @@ def test_evidence_is_kept_once() -> None:
 
 
 def test_texts_and_labels() -> None:
-    """An alert has the labels of its incident as they were when it fired, and texts of now."""
+    """An alert has the labels of its incident as they were when it fired, those of the settings behind its own, and texts of now."""
     scene = Scene()
-    scene.last(wait("hang"), for_s=31)
+    scene.last(wait("hang"), for_s=31, labels={"cluster": "east", "severity": "mine"})
     (hang,) = scene.see(wait("hang", 1), after=1)
     (alert,) = hang.alerts
-    assert alert.labels == {"job_id": "train", "alertname": "Hang", "severity": "critical"}
+    assert alert.labels == {"cluster": "east", "job_id": "train", "alertname": "Hang", "severity": "critical"}
     assert alert.annotations["summary"] == "Hang of 1"
     assert alert.annotations["runbook_url"] == "http://agent/runbook#Hang"
     assert alert.annotations["incident"] == hang.id
