@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from commwatch_agent.incidents.incident import LOST, STANDSTILLS, WAITED_FOR, EvidenceItem, Incident
+from commwatch_agent.incidents.incident import JOB_ENDED, LOST, STANDSTILLS, WAITED_FOR, EvidenceItem, Incident
 from commwatch_collectors.nccl.checks.order import CAUSE
 from commwatch_collectors.nccl.checks.rules import RULES
 
@@ -149,6 +149,12 @@ def explained(incidents: Iterable[Incident], now: float) -> list[Incident]:
     return [replace(each, consequence_of=each.consequence_of or _cause_of(each, every, now)) for each in every]
 
 
+def _is_read_later(cause: Incident, effect: Incident) -> bool:
+    """Return whether an error in a log was read after its job had ended, and the cause with it."""
+    ended_with_job = cause.outcome == JOB_ENDED and cause.ended_at is not None
+    return ended_with_job and effect.kind == "nccl_fault" and effect.began_at - (cause.ended_at or 0.0) < _SOON_S
+
+
 def _cause_of(effect: Incident, every: list[Incident], now: float) -> str | None:
     if (effect.ended_at is not None and effect.ended_at < now) or not effect.job_id:
         return None
@@ -163,7 +169,7 @@ def _cause_of(effect: Incident, every: list[Incident], now: float) -> str | None
                 and each.id != effect.id
                 and (each.run or each.job_id) == ((effect.run or effect.job_id) if of_job else "")
                 and each.state != "pending"
-                and (each.ended_at is None or each.ended_at > effect.began_at)
+                and (each.ended_at is None or each.ended_at > effect.began_at or _is_read_later(each, effect))
                 and each.began_at <= effect.seen_at + _SOON_S
                 and explains(each, effect)
             ]

@@ -22,6 +22,8 @@ from commwatch_collectors.spans import ranks as named
 Happened = Family[IncidentDetails]
 #: Most causes in full, consequences of each, and frames of a stack.
 _MOST, _MOST_EFFECTS, _MOST_FRAMES = 6, 4, 8
+#: Incidents that end with one run of the ranks end at times that differ by less.
+_AT_ONCE_S = 3.0
 #: Stands for a blank at which a line is not broken.
 _WHOLE = "\0"
 
@@ -54,8 +56,11 @@ def culprits(found: Sequence[Happened]) -> set[int]:
 
 
 def _fatal(found: Sequence[Happened]) -> IncidentDetails | None:
-    """Return the fault that ended a job that failed; ``None``: not known."""
-    return min((one.cause for one in found if _lasted_to_the_end(one)), key=_began, default=None)
+    """Return the fault that ended a job that failed; ``None``: not known. Earlier faults ended runs after which the launcher started the ranks again."""
+    lasted_on = [one for one in found if _lasted_to_the_end(one)]
+    over_at = max((each.ended_at or 0.0 for one in lasted_on for each in one.every), default=0.0)
+    last = (one.cause for one in lasted_on if any((each.ended_at or 0.0) > over_at - _AT_ONCE_S for each in one.every))
+    return min(last, key=_began, default=None)
 
 
 def _lasted_to_the_end(one: Happened) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.incidents.conclude import FINDERS, conclude
 from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended
-from commwatch_agent.incidents.incident import Condition, Incident
+from commwatch_agent.incidents.incident import RECOVERED, Condition, Incident
 from commwatch_agent.incidents.job_rules import left_early, lost_ranks, of_verdicts
 from commwatch_agent.incidents.lifecycle import Around, Table
 from commwatch_agent.model.views import Failed, GroupView, InFlight, RankView
@@ -334,6 +334,22 @@ def test_found_as_the_job_ends() -> None:
         assert {each.state for each in by_key.values()} == {"ended"}
         assert by_key[lost.key].consequence_of == by_key[cause.key].id
         assert (by_key[closed.key].consequence_of == by_key[cause.key].id) == (cause is hang)
+
+
+def test_logs_that_are_read_after_the_end() -> None:
+    """An error that a log shows after its job has ended has its cause, which ended with the job; one that recovered before explains nothing."""
+    hang = found(replace(HANG, cause="gone"))[0]
+    closed = Condition("nccl_fault", ("gloo_peer_lost",), "closed", NOW + 2, "train", "key", value=1.0)
+    for recovered in (False, True):
+        known = conclude(Evidence(NOW, JOBS, whole={"train": WholeJob([hang], ended=False)}), [], TABLE, Around(NOW))
+        if recovered:
+            over = {"state": "ended", "holds": False, "ended_at": NOW + 0.5, "outcome": RECOVERED}
+            known = [replace(each, **over) for each in known]
+        for after, conditions in ((1, []), (2, [closed]), (3, [closed])):
+            evidence = Evidence(NOW + after, JOBS, whole={"train": WholeJob(conditions, ended=True)})
+            known = conclude(evidence, known, TABLE, Around(NOW + after, ended_runs={"key"}))
+        by_key = {each.key: each for each in known}
+        assert (by_key[closed.key].consequence_of == by_key[hang.key].id) is not recovered
 
 
 def test_errors_that_follow() -> None:

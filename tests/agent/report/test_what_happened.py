@@ -73,7 +73,7 @@ def test_causes_before_consequences() -> None:
 
 def test_what_ended_a_job() -> None:
     """A job was ended by its earliest fault that did not recover; a late rank or an information ends none."""
-    hang, lost = fault("hang", "hang", 2), fault("lost", "rank_lost", 1, after_s=30)
+    hang, lost = fault("hang", "hang", 2), fault("lost", "rank_lost", 1, after_s=30, lasted_s=30)
     assert ended_by(happened([hang, lost])) == "Hang: rank 2"
     assert ended_by(happened([lost])) == lost.says
     assert ended_by(happened([replace(hang, outcome=RECOVERED), lost])) == lost.says
@@ -145,6 +145,17 @@ def test_what_ended_the_job_comes_first() -> None:
     assert html(found, failed=True)[1].startswith("<h3>ENDED THE JOB  Stall: rank 1, ")
     for shown in ("\n".join(lines(found, 200, failed=False)), "\n".join(html(found, failed=False))):
         assert shown.index("Corrupt data: rank 7") < shown.index("Stall: rank 1")
+
+
+def test_what_ended_the_last_run() -> None:
+    """After a restart of the ranks, what ended the last run ended the job, not what ended a run before."""
+    first = fault("first", "rank_lost", 1, severity="warning", after_s=-100.0, lasted_s=0.0)
+    last = fault("last", "rank_lost", 2, severity="warning", lasted_s=0.0)
+    for both in ((first, last), (last, first)):
+        assert ended_by(happened(both)) == "rank_lost says <last>"
+        assert text(*both).splitlines()[2].startswith("  * ENDED THE JOB  Rank died: rank 2")
+    hang = fault("hang", "hang", 0, lasted_s=90.0)
+    assert ended_by(happened([first, hang])) == "Hang: rank 0"
 
 
 @pytest.mark.parametrize("cause", ["interrupted", "all", "died"])
