@@ -343,9 +343,8 @@ def test_logs_that_are_read_after_the_end() -> None:
     for recovered in (False, True):
         known = conclude(Evidence(NOW, JOBS, whole={"train": WholeJob([hang], ended=False)}), [], TABLE, Around(NOW))
         if recovered:
-            over = {"state": "ended", "holds": False, "ended_at": NOW + 0.5, "outcome": RECOVERED}
-            known = [replace(each, **over) for each in known]
-        for after, conditions in ((1, []), (2, [closed]), (3, [closed])):
+            known = [replace(each, state="ended", holds=False, ended_at=NOW + 0.5, outcome=RECOVERED) for each in known]
+        for after, conditions in enumerate(([], [closed], [closed]), 1):
             evidence = Evidence(NOW + after, JOBS, whole={"train": WholeJob(conditions, ended=True)})
             known = conclude(evidence, known, TABLE, Around(NOW + after, ended_runs={"key"}))
         by_key = {each.key: each for each in known}
