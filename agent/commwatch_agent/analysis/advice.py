@@ -26,7 +26,7 @@ from commwatch_agent.analysis.advice_facts import (
 )
 from commwatch_agent.analysis.nccl_operations import WHY_SLOW, SlowChoice, slow_choices
 from commwatch_agent.analysis.network_advice import Network, NetworkFinding, complaints, far_from_nic
-from commwatch_agent.analysis.waits.waiting_advice import first_of, late_ranks, scarce_cores, uneven_ranks
+from commwatch_agent.analysis.waits.waiting_advice import first_of, late_ranks, pausing_rank, scarce_cores, uneven_ranks
 from commwatch_agent.model.alpha_beta import messages
 from commwatch_agent.model.api_views import Advice, Remedy
 from commwatch_agent.model.bandwidth import bus_factor
@@ -301,6 +301,8 @@ RULES = (
     Rule(CORES_RULE, "the ranks wait for CPU cores", "Give each rank cores of its own: fewer ranks, loader workers or threads (OMP_NUM_THREADS) on "
          "the node, or other processes elsewhere. `top` on the node shows what uses its cores. Then look again: a rank without a core is late, "
          "and so is its communication.", scarce_cores),
+    Rule("pauses", "a rank pauses now and then", "Find out what it does in these steps: a checkpoint, an evaluation, a new data loader, a compilation. "
+         "Do it less often, beside the training, or on all ranks at once.", pausing_rank),
     Rule("uneven_work", "the ranks take turns being late", "Give all ranks the same amount of work in each step: batches of similar length "
          "(bucketing, packing), even loading, and no work that only one rank does between collectives.", uneven_ranks),
     Rule("accumulate_gradients", "exchange gradients less often", "Accumulate gradients over several micro-batches, and exchange "

@@ -117,6 +117,18 @@ class Whys(NamedTuple):
 NO_WHYS = Whys({})
 
 
+class Pauses(NamedTuple):
+    """How the others wait for the pauses of one rank."""
+
+    rank: int
+    #: In how many of how many steps, and how long the longest of these took, in s.
+    number: int
+    steps: int
+    longest_s: float
+    #: Share of the time (0 to 1) that the others wait in these steps beyond the usual.
+    cost: float
+
+
 class Facts(NamedTuple):
     """The facts about a job that the rules use; all shares are 0 to 1."""
 
@@ -145,6 +157,8 @@ class Facts(NamedTuple):
     pipeline: bool = False
     #: Mean of ``RankView.core_wait_share``; ``None``: not known.
     for_cores: float | None = None
+    #: The rank that pauses in some steps; ``None``: there is none, or it is not known.
+    pauses: Pauses | None = None
     #: How busy the links between the nodes are; ``None``: not known, or data does not wait for them.
     sending: Sending | None = None
     #: False: its steps are iterations, perhaps of inference, so that nothing is known of gradients.

@@ -20,6 +20,7 @@ from commwatch_agent.analysis.pipelines import Message, are_pipeline
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.analysis.waits.after_steps import after_steps, rows_without
 from commwatch_agent.analysis.waits.links import links, sending
+from commwatch_agent.analysis.waits.pauses import pauses_of
 from commwatch_agent.analysis.waits.uneven_work import (
     ENOUGH_S,
     ENOUGH_STEPS,
@@ -249,6 +250,7 @@ def facts(
         choices=_choices(agent, job.job_id, counts.since_ns, latest),
         pipeline=bool(bubble) and _has_pipeline(agent, job.job_id, counts.since_ns),
         for_cores=mean_core_wait(ranks),
+        pauses=pauses_of(counts.steps_of) if trains else None,
         sending=sending(links(ranks)),
         trains=trains,
         ranks=len(ranks),

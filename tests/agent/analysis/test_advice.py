@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from commwatch_agent.analysis.advice import RULES, advice_on
-from commwatch_agent.analysis.advice_facts import Facts, Kind, Whys
+from commwatch_agent.analysis.advice_facts import Facts, Kind, Pauses, Whys
 from commwatch_agent.analysis.gpu_nic_affinity import GpuNicPair
 from commwatch_agent.analysis.headline import awaited, bottleneck
 from commwatch_agent.analysis.network_advice import Network
@@ -81,6 +81,7 @@ def chosen(**more: Any) -> NcclOperations:
 SPEAKS: dict[str, list[Facts]] = {
     "scarce_cores": [facts(for_cores=0.2)],
     "straggler": [facts(late={1: 0.2}), facts(late={1: 0.2}, waits={0: 0.2, 1: 0.15, 2: 0.3})],
+    "pauses": [facts(pauses=Pauses(1, 9, 400, 2.8, 0.27)), facts(pauses=Pauses(1, 9, 400, 2.8, 0.27), late={2: 0.2})],
     "accumulate_gradients": [facts(), facts(kind(op="reduce_scatter")), facts(exposed=None)],
     "larger_buckets": [facts(kind(per_step=100, size_bytes=1e4, curve=CURVE))],
     "overlap": [facts()],
@@ -118,6 +119,11 @@ SILENT: dict[str, list[Facts]] = {
     "straggler": [
         facts(waits={0: 0.2, 1: 0.15, 2: 0.3}),
         facts(waits={0: 0.2, 1: 0.01, 2: 0.3}),  # in few steps
+    ],
+    "pauses": [
+        facts(),
+        facts(pauses=Pauses(1, 9, 400, 2.8, 0.09)),
+        facts(pauses=Pauses(1, 9, 400, 2.8, 0.2), late={1: 0.2}),
     ],
     "accumulate_gradients": [
         facts(comm=0.29),

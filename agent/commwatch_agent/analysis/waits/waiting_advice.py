@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from commwatch_agent.analysis.advice_facts import LATE_RULE, SCARCE_CORES, UP_TO, Facts, Found
+from commwatch_agent.analysis.advice_facts import LATE_RULE, SCARCE_CORES, UP_TO, WORTH, Facts, Found
 from commwatch_agent.analysis.headline import awaited, first
 from commwatch_agent.analysis.waits.uneven_work import StepWaits, Why, at_most_exposed, says, uneven
 from commwatch_agent.ingest.why_late import IN_SHORT, NO_CORE, QUOTA, common_why
 from commwatch_agent.model.api_views import Remedy
-from commwatch_agent.text.units import percent
+from commwatch_agent.text.units import percent, seconds
 from commwatch_alerts.remedies import remedy as remedy_of
 from commwatch_collectors.spans import ranks
 
@@ -88,6 +88,21 @@ def uneven_ranks(facts: Facts) -> Iterator[Found]:
     else:
         title = "" if found.why is Why.TURNS else "ranks wait for others, but none is late all the time"
         yield Found(because, gain, found.saves, title=title, remedies=[Remedy("", {"no_late": True}, found.saves)])
+
+
+def pausing_rank(facts: Facts) -> Iterator[Found]:
+    """One rank pauses in some steps; one that is late all the time has its own advice."""
+    found = facts.pauses
+    if found is None or found.rank in facts.late or found.cost < WORTH:
+        return
+    because = [
+        f"the others wait {percent(found.cost)} of the time for rank {found.rank} in its {found.number} longest of {found.steps} steps "
+        f"(up to {seconds(found.longest_s)}), which the shares of the steps leave out"
+    ]
+    gain = f"would save {UP_TO}{percent(found.cost)} of the time"
+    yield Found(
+        because, gain, found.cost, title=f"{ranks([found.rank])} pauses now and then, and the others wait for it"
+    )
 
 
 def _up_to(share: float) -> str:
