@@ -76,9 +76,12 @@ def own_times(states: Sequence[OwnTime], events: Events) -> tuple[Ints, Ints]:
     if len(at):
         runs[at] = np.maximum(came_out[at], _latest_marks(now, events, at))
     begins = _begins_of_runs(now, events.ring[at], runs[at])
-    ended = _ended(now, events, at[begins])
+    # Before an operation with a root, those that ran beside the computation may be all that there was, as with DDP.
+    rooted = np.flatnonzero(events.joined & ~events.beside & ~events.left)
+    ended, before = np.split(_ended(now, events, np.concatenate((at[begins], rooted))), [len(begins)])
     if len(at):
         since[at] = _since_runs(now, events, at, begins, came_out=came_out[at[begins]], ended=ended, runs=runs[at])
+    since[rooted] = _later(came_out[rooted], before, events.launch[rooted])
     since[events.on_device] = 0  # the trainer's clock does not show when the GPU was ready
     known = (events.launch >= since) & (since > 0)
     _move(states, now, events)
@@ -156,7 +159,7 @@ def _since_runs(
 ) -> Ints:
     """Return when the own time of the records ``at`` began, in runs that begin at ``begins`` of them; move the runs on."""
     launch, ring = events.launch[at[begins]], events.ring[at]
-    begun = np.where((came_out <= ended) & (ended <= launch), ended, came_out)
+    begun = _later(came_out, ended, launch)
     number = np.cumsum(counts(begins, len(at))) - 1
     here = (number >= 0) & (ring[begins][number] == ring) if len(begins) else np.zeros(len(at), np.bool_)
     since = now.before_run[ring]
@@ -164,6 +167,12 @@ def _since_runs(
     last = np.flatnonzero(np.append(ring[1:] != ring[:-1], True))
     now.run[ring[last]], now.before_run[ring[last]] = runs[last], since[last]
     return since
+
+
+def _later(came_out: Ints, ended: Ints, launch: Ints) -> Ints:
+    """Return ``ended`` where it is the later one and not after the launch, else ``came_out``."""
+    later: Ints = np.where((came_out <= ended) & (ended <= launch), ended, came_out)
+    return later
 
 
 def _move(states: Sequence[OwnTime], now: _States, events: Events) -> None:

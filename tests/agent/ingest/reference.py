@@ -361,6 +361,8 @@ class ReferenceRank:
                 known = came_out_ns <= self.ended_ns <= launch
                 self.run_ns, self.before_run_ns = run, self.ended_ns if known else came_out_ns
             since = 0 if record.flags & ev.ON_DEVICE else self.before_run_ns
+        elif self.names.op_name(record.op) not in ev.SYMMETRIC and came_out_ns <= self.ended_ns <= launch:
+            since = self.ended_ns
         self.ended_ns = max(self.ended_ns, record.end_ns)
         return launch - since if launch >= since > 0 else UNKNOWN_NS, run
 
