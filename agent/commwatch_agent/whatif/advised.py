@@ -66,8 +66,11 @@ def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
     ]
     best = max(range(len(remedies)), key=lambda at: remedies[at].saves_share)
     share = remedies[best].saves_share
+    # The replay has the latest usual steps; a rank may be late in others, or in long ones.
+    if advice.rule == LATE_RULE and share < advice.remedies[best].saves_share / 2:
+        return advice
     if min(share, remedies[0].saves_share) < LEAST_GAIN:
-        return advice if advice.rule == LATE_RULE else None
+        return None
     known_gains = [
         replace(remedy, saves_share=gain)
         for remedy, gain in zip(advice.remedies, gains, strict=True)

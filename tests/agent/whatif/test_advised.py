@@ -35,7 +35,7 @@ def test_below_its_bound() -> None:
     """The predicted gain takes the place of a bound above it, to 1%; text and source tell that."""
     job = model(3, late_ms=50)
     late, link = predicted(
-        [_advice("straggler", Remedy("", LATE, 0.8)), _advice("x", Remedy("", LINK, 0.9))], lambda: job
+        [_advice("straggler", Remedy("", LATE, 0.4)), _advice("x", Remedy("", LINK, 0.9))], lambda: job
     )
     assert (link.rule, link.gain_source, late.gain_source) == ("x", "replay", "replay")
     assert link.saves_share == pytest.approx(_saves(job, Question(link="2x")), abs=0.005)
@@ -66,6 +66,13 @@ def test_several_forms() -> None:
     assert 0.01 < found.remedies[0].saves_share == found.saves_share < 0.9
     assert found.gain.startswith("saves 0.9; ")
     assert re.search(rf"gives fp16 {100 * found.saves_share:.0f}%, int8 \d+%$", found.gain)
+
+
+def test_late_ranks_in_other_steps() -> None:
+    """What late ranks cost stays if the replay, which has the latest usual steps, has less than half of that."""
+    job = model(3, late_ms=50)
+    late = _advice("straggler", Remedy("", LATE, 2.1 * _saves(job, Question(no_late_rank=(2,)))))
+    assert predicted([late], lambda: job) == [late]
 
 
 def test_late_ranks_by_measure_and_replay() -> None:
