@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from commwatch_agent.incidents.incident import JOB_ENDED, AlertState, Incident
-from commwatch_agent.incidents.words import end
+from commwatch_agent.incidents.words import end, title
 from commwatch_agent.model.api_views import AlertView
 from commwatch_alerts.model import FIRING, PENDING, RESOLVED, SEVERITIES, Alert
 
@@ -57,6 +58,16 @@ def is_explained(incident: Incident, by_id: Mapping[str, Incident]) -> bool:
         and SEVERITIES.index(each.labels["severity"]) >= SEVERITIES.index(incident.severity)
         for each in alerts_of(cause)
     )
+
+
+def with_cause(alert: Alert, incident: Incident, by_id: Mapping[str, Incident]) -> Alert:
+    """Return an alert with the incident that explains its own, for which no alert may have been sent: its job may have ended before."""
+    cause = by_id.get(incident.consequence_of or "")
+    if cause is None or alert.state != FIRING:
+        return alert
+    because = f"It follows from: {title(cause.kind, cause.ranks, cause.cause, cause.evidence)}, {cause.says}."
+    where = " ".join(filter(None, (alert.annotations.get("where", ""), because)))
+    return replace(alert, annotations={**alert.annotations, "where": where})
 
 
 def _lasted(alert: Alert) -> bool:

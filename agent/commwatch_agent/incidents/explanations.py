@@ -80,7 +80,8 @@ def _shows(cause: Incident, effect: Incident) -> bool:
 
 def _timed_out(cause: Incident, effect: Incident) -> bool:
     """Return whether an error in a log is the time-out of a wait that began before."""
-    return effect.subject[0] in _TIME_OUTS and cause.began_at <= effect.began_at
+    is_of_gloo = effect.subject[0] == "gloo_error" and "Timed out waiting" in effect.says
+    return (effect.subject[0] in _TIME_OUTS or is_of_gloo) and cause.began_at <= effect.began_at
 
 
 def _of_peers(cause: Incident, effect: Incident) -> bool:

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.history.rows import IncidentRow
-from commwatch_agent.incidents.alerts import alerts_of, is_explained
+from commwatch_agent.incidents.alerts import alerts_of, is_explained, with_cause
 from commwatch_agent.incidents.conclude import FINDERS, Finder, conclude
 from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.incident import OF_RANKS, EvidenceItem, Incident
@@ -233,7 +233,7 @@ class IncidentWatch(Collector):
             }
         known = {each.id: each for each in self.incidents()}
         found = [
-            alert
+            with_cause(alert, each, known)
             for each in known.values()
             if each.id not in waiting
             for alert in alerts_of(each)

@@ -262,6 +262,19 @@ def test_what_is_explained(tmp_path: Path) -> None:
         assert (effect.consequence_of, cause.consequence_of) == (cause.id, None)
 
 
+def test_cause_without_an_alert(tmp_path: Path) -> None:
+    """The message on what follows from an incident names that incident, which may have no alert yet."""
+    with closing((scene := Scene(tmp_path, rule("Hang", 300))).store):
+        kinds = {**scene.watch.plan.table.kinds, "nccl_fault": Kind("nccl_fault", WARNING, 0, 60, "", "Errors")}
+        rules = {**scene.watch.plan.table.rows, "nccl_fault": [replace(rule("Errors", 0), kind="nccl_fault")]}
+        scene.watch.change(replace(scene.watch.plan, table=Table(kinds, rules)))
+        closed = Condition("nccl_fault", ("watchdog_timeout",), "timed out", WALL_S, "train", "key", value=1.0)
+        scene.look = lambda: [hang(50), closed]
+        scene.later(5)
+        (sent,) = {alert.annotations["where"] for some in scene.delivered for alert in some}
+        assert sent.endswith("It follows from: Hang: rank 0, stuck.")
+
+
 # -- the routes --------------------------------------------------------------------------------
 
 
