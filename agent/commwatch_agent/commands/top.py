@@ -14,10 +14,11 @@ from commwatch.wire.numbers import latest
 from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, WORTH
 from commwatch_agent.analysis.headline import bottleneck, mean_core_wait, of_some, split
 from commwatch_agent.analysis.rank_state import begun, oldest, state
-from commwatch_agent.analysis.verdicts import awaited_ranks, for_others, stragglers, waited_for, why_late
+from commwatch_agent.analysis.verdicts import Verdict, awaited_ranks, for_others, stragglers, waited_for, why_late
 from commwatch_agent.analysis.waits.wait_graph import age
 from commwatch_agent.commands.top_answers import MOST_STEPS, WINDOW_S, Answers, OfJob
 from commwatch_agent.commands.top_notices import STYLES, notices, worth_showing, wrapped
+from commwatch_agent.incidents.answers import whys_of
 from commwatch_agent.incidents.families import families
 from commwatch_agent.incidents.words import is_over
 from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known, step_number
@@ -27,6 +28,7 @@ from commwatch_agent.model.endings import state_in_words
 from commwatch_agent.model.views import ITERATIONS, InFlight, RankView, StepView
 from commwatch_agent.reference.missing import SHORT, lacks_reference
 from commwatch_agent.report.report_text import job_state
+from commwatch_agent.report.what_happened import late_within
 from commwatch_agent.text.terminal_text import clean
 from commwatch_agent.text.text_table import NOT_KNOWN, Column, TableRow, table, wrap
 from commwatch_agent.text.units import counted, percent, rate, seconds, time_of_day
@@ -127,10 +129,10 @@ def _body(answers: Answers, cells: int, height: int | None) -> list[Text]:
 
 def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
     """Return the lines on steps, and on the share of step time in communication, compared with the 30% limit."""
-    usual = [step for step in shown.steps if not step.long]
+    usual, running = [step for step in shown.steps if not step.long], shown.job.state == "running"
     if not usual:
-        is_new = answers.about.at is not None and answers.about.at - shown.job.started_at < WINDOW_S
-        none = "no step has ended yet" if is_new else f"no step has ended in the last {WINDOW_S} s"
+        is_new = running and answers.about.at is not None and answers.about.at - shown.job.started_at < WINDOW_S
+        none = "no step has ended yet" if is_new else f"no step has ended {_lately(shown)}"
         why = shown.job.steps_unavailable or none
         return [Text.assemble(("steps    ", "dim"), clean(why))]
     durations = sorted(step.duration_s for step in usual)
@@ -139,16 +141,18 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
     for step in shown.steps:
         seqs.setdefault(step.rank, []).append(step.seq)
     last = latest([number for of_rank in seqs.values() if (number := step_number(of_rank)) is not None])
-    pace = f"{_pace(answers, shown, median(durations))}median {seconds(median(durations))}, p95 {seconds(p95)}, number {last}"
+    pace = _pace(answers, shown, median(durations)) if running else f"{_lately(shown)}: "
+    pace += f"median {seconds(median(durations))}, p95 {seconds(p95)}, number {last}"
     ranks = _by_rank(shown).values()
     (comm, comm_ranks), (exposed, exposed_ranks) = of_known(ranks, comm_share), of_known(ranks, exposed_share)
     name = "iterations " if shown.job.step_source == ITERATIONS else "steps    "
     lines = [Text.assemble((name, "dim"), pace)]
     if comm is not None:
         measured, messages = _waiting(shown, _in_steps_s(answers, shown, median(durations)))
-        waiting = waited_for(shown.verdicts, measured, len(shown.ranks))
+        found = shown.verdicts if running else _were_late(shown)
+        waiting = waited_for(found, measured, len(shown.ranks))
         messages = for_others(messages, waiting, measured)
-        late = awaited_ranks(shown.verdicts, waiting)
+        late = awaited_ranks(found, waiting)
         made_of = split(comm, waiting, messages, late)
         why = bottleneck(
             comm,
@@ -156,10 +160,10 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
             waiting,
             messages,
             late,
-            why=why_late(shown.verdicts, late),
+            why=why_late(found, late),
             cores=mean_core_wait(shown.ranks),
             iterations=shown.job.step_source == ITERATIONS,
-            stragglers=stragglers(shown.verdicts),
+            stragglers=stragglers(found),
         )
         hidden = exposed is not None and exposed < WORTH
         style = "good" if comm <= BOTTLENECK_SHARE or hidden else "bad"
@@ -168,6 +172,26 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
         style = "good" if exposed <= WORTH else "warn"
         lines += _bar("exposed", exposed, style, of_ranks=of_some(exposed_ranks, len(ranks)), words=[], cells=cells)
     return lines
+
+
+def _lately(shown: OfJob) -> str:
+    """Return in words which time is shown."""
+    return f"in {'the' if shown.job.state == 'running' else 'its'} last {WINDOW_S} s"
+
+
+def _were_late(shown: OfJob) -> list[Verdict]:
+    """Return the late ranks of the time that is shown of an ended job, by its incidents."""
+    until = max(step.end_at for step in shown.steps)
+    since = max(shown.job.started_at, until - WINDOW_S)
+    late, whys = late_within(shown.incidents, since, until), whys_of(shown.incidents).late
+    of, ranks = shown.job.job_id, [view.rank for view in shown.ranks]
+    return [
+        Verdict(
+            "straggler", "late", of, "", "", None, "", [rank], [other for other in ranks if other != rank], 0.0, "",
+            cost_share=share, why_code=whys.get(rank),
+        )
+        for rank, share in late.items()
+    ]  # fmt: skip
 
 
 def _waiting(shown: OfJob, covered_s: float | None) -> tuple[float | None, float | None]:
@@ -181,12 +205,10 @@ def _waiting(shown: OfJob, covered_s: float | None) -> tuple[float | None, float
 
 
 def _pace(answers: Answers, shown: OfJob, usual_s: float) -> str:
-    """Return steps per second as text, or for how long no step has ended; empty unless the job runs.
+    """Return steps per second of a running job as text, or for how long no step has ended.
 
     Before its first step and between two lives a job has no steps: the rate names its time if that is much less than the operations' counts have.
     """
-    if shown.job.state != "running":
-        return ""
     ended = max(step.end_at for step in shown.steps)
     since_s = 0.0 if answers.about.at is None else answers.about.at - ended
     if is_rate_stale(since_s, usual_s):
@@ -210,9 +232,11 @@ def _in_steps_s(answers: Answers, shown: OfJob, usual_s: float) -> float | None:
         if len(shown.steps) >= MOST_STEPS:  # the first step may not be one of them
             return None
         covered_s -= max(0.0, min(step.start_at for step in shown.steps) - max(sums.since or 0.0, shown.job.started_at))
-    if answers.about.at is not None and shown.job.state == "running":
-        since_s = answers.about.at - max(step.end_at for step in shown.steps)
-        covered_s -= since_s if is_rate_stale(since_s, usual_s) else 0.0
+    running, last = shown.job.state == "running", max(step.end_at for step in shown.steps)
+    if not running:  # after its last step, a job ends or stands still
+        covered_s -= max(0.0, shown.job.last_seen_at - last)
+    elif answers.about.at is not None and is_rate_stale(answers.about.at - last, usual_s):
+        covered_s -= answers.about.at - last
     return covered_s if covered_s > 0 else None
 
 
@@ -294,14 +318,16 @@ def _by_rank(shown: OfJob) -> dict[int, list[StepView]]:
 
 
 def _covered_s(answers: Answers, shown: OfJob, sums: Summary) -> float | None:
-    """Return the seconds that a summary covers, for a running job up to now; ``None`` if the summary is empty.
+    """Return the seconds that a summary covers, for a running job up to now, else up to its end; ``None`` if the summary is empty.
 
     Each summary has its own length: of two requested one after the other, the second may cover one more rollup.
     """
     since, until = sums.since, sums.until
     if since is None or until is None:
         return None
-    if answers.about.at is not None and shown.job.state == "running":
+    if shown.job.state != "running":
+        until = min(until, shown.job.last_seen_at)  # its last slot is longer
+    elif answers.about.at is not None:
         until = max(until, answers.about.at)
     return max(until - max(since, shown.job.started_at), 1e-3)
 
@@ -389,7 +415,7 @@ def _operation_table(
     """Return the operations as a table, with a count of those left out."""
     room = len(operations) if height is None else max(0, height - 1)
     if not operations:
-        return [Text(f"no operation has ended in the last {WINDOW_S} s", "dim")] if height is None or height else []
+        return [Text(f"no operation has ended {_lately(shown)}", "dim")] if height is None or height else []
     if not room:
         return []
     shown_rows = operations if len(operations) <= room else operations[: room - 1]

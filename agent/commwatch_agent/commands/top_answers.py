@@ -37,7 +37,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class OfJob:
-    """An agent's answers on one job on all nodes. Steps and operations are those of the last ``WINDOW_S`` seconds."""
+    """An agent's answers on one job on all nodes. Steps and operations are those of the last ``WINDOW_S`` seconds, of an ended job those up to its
+    last step.
+    """
 
     job: JobView
     ranks: list[RankView]
@@ -149,7 +151,7 @@ class Asker:
 
     def _of_job(self, url: str, job: JobView) -> OfJob:
         which = f"job={urllib.parse.quote(job.job_id, safe='')}"
-        lately = f"{which}&since={WINDOW_S}s"
+        lately = f"{which}&since={self._since(url, job, which)}"
         advice, findings = self._seldom(url, job.job_id, which)
         every = self._ask_all(list[JobView], url, "jobs?")
         ranks = self._ask_all(list[RankView], url, f"ranks?{which}&")
@@ -172,6 +174,13 @@ class Asker:
             findings=findings,
             nodes=Nodes(min(answer.nodes.answered for answer in answers), silent),
         )
+
+    def _since(self, url: str, job: JobView, which: str) -> str:
+        """Return the begin of the time that is shown: of an ended job it does not move."""
+        if job.state == "running":
+            return f"{WINDOW_S}s"
+        last = self._ask_all(list[StepView], url, f"steps?{which}&limit=1&").data
+        return f"{max((step.end_at for step in last), default=job.last_seen_at) - WINDOW_S:.3f}"
 
     def _by_rank(self, url: str, lately: str) -> JobWide[Summary]:
         """Return the sums by rank; those of an agent of an earlier version have all operations together."""

@@ -97,7 +97,7 @@ def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, Any]:
     return {name: list(value) if name in _LISTS else value for name, value in found.items()}
 
 
-def whys_of(incidents: Iterable[IncidentDetails]) -> Whys:
+def whys_of(incidents: Iterable[IncidentView]) -> Whys:
     """Return why ranks waited, where that is known; of a rank that was late more than once, the reason of what is open, or was last."""
     every = sorted(incidents, key=lambda each: (each.ended_at is None, each.last_at))
     late = (each for each in every if each.kind == "straggler")

@@ -138,13 +138,13 @@ def advice(
     if known is None:
         return Scoped(nodes, [])
     steps, found = _recorded(agent, known, last_s, recorded), happened(_of_nodes(agent, job, own, others))
-    until = max(known.last_seen_at, last_at(found))
+    until, incidents = max(known.last_seen_at, last_at(found)), [each for one in found for each in one.every]
 
     def late(since: float) -> dict[int, float] | None:
         # Of a job that no agent watches now, as one that has ended, the report's late ranks.
-        return late_now if late_now is not None else late_within(found, since, until) or None
+        return late_now if late_now is not None else late_within(incidents, since, until) or None
 
-    whys = whys_of(each for one in found for each in one.every)
+    whys = whys_of(incidents)
     advised = lately(every, known, findings, last_s, network=network, late=late, whys=whys, recorded=steps)
     return Scoped(nodes, advised)
 

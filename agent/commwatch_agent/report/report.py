@@ -167,12 +167,13 @@ def build(
     waits = {row.by["rank"]: row for row in by_rank}
     parts = parts or ReportParts()
     found = happened(incidents)
+    every = [each for one in found for each in one.every]
     duration_s = max(job.last_seen_at, last_at(found)) - job.started_at
 
     def late(since: float) -> dict[int, float] | None:
-        return late_within(found, since, job.started_at + duration_s) or ({} if watched else None)
+        return late_within(every, since, job.started_at + duration_s) or ({} if watched else None)
 
-    whys = whys_of(each for one in found for each in one.every)
+    whys = whys_of(every)
     facts_of = partial(facts, agent, job, counts, findings, late=late(job.started_at), whys=whys)
     known = parts.part("advice", facts_of, None)
     recorded = recorded or partial(known_steps, agent.path, job, last_s)
@@ -226,7 +227,7 @@ def build(
         advice=advice,
         advice_last_s=advice_last_s,
         findings=findings,
-        incidents=[each for one in found for each in one.every],
+        incidents=every,
         nodes=nodes,
         missing=parts.missing,
     )

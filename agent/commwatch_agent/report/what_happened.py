@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from commwatch_agent.incidents.answers import IncidentDetails
+from commwatch_agent.incidents.answers import IncidentDetails, IncidentView
 from commwatch_agent.incidents.families import Family, families
 from commwatch_agent.incidents.incident import JOB_ENDED, STANDSTILLS
 from commwatch_agent.incidents.stacks import is_of_user, main_thread
@@ -87,10 +87,10 @@ def standstill_s(found: Iterable[Happened]) -> float:
     return total_s + worst_s
 
 
-def late_within(found: Iterable[Happened], since: float, until: float) -> dict[int, float]:
+def late_within(incidents: Iterable[IncidentView], since: float, until: float) -> dict[int, float]:
     """Return the ranks that were late in a time, with the share of it (0 to 1) that the others waited for each; those of at least 5%."""
     shares: dict[int, float] = {}
-    for each in (each for one in found for each in one.every if each.kind == "straggler"):
+    for each in (each for each in incidents if each.kind == "straggler" and each.state != "pending"):
         lasts = lasted_s(each)
         inside_s = min(until, each.began_at + lasts) - max(since, each.began_at)
         if each.cost_rank_s and each.waiting and lasts > 0 and inside_s > 0 and until > since:

@@ -122,7 +122,7 @@ def test_no_rates_in_a_hang() -> None:
     ended = replace(of_job().job, state="ended", failed=True, ending="exit code 1")
     lines = text(of_job(job=ended), about=still).splitlines()
     assert lines[0].startswith("commwatch top: train, failed at ")
-    assert "steps    median 100 ms, p95 100 ms, number 7" in lines
+    assert "steps    in its last 30 s: median 100 ms, p95 100 ms, number 7" in lines
     assert "FAILED exit code 1" in lines
 
 
@@ -299,6 +299,23 @@ def test_after_the_end() -> None:
         "CRITICAL Hang: rank 1 in load (train.py:88)",
     ]
     assert not any(line.startswith("!") for line in lines)
+
+
+def test_split_after_the_end() -> None:
+    """After its end, a job's split is of the time up to its last step, and names the ranks that were late then: a moment later it is the same."""
+    late = incident(
+        "straggler", 1, state="ended", ended_at=NOW, outcome="job_ended", began_at=NOW - 10, cost_rank_s=1.0
+    )
+    late = replace(late, waiting=[0], why_code="")
+    ended = replace(of_job().job, state="ended", started_at=NOW - 10, last_seen_at=NOW + 4)
+    rows = [row({"rank": n, "startup": False}, ranks=1, wait_s=1.0) for n in (0, 1)]
+    sums = Summary(NOW - 10, NOW + 8, ["rank", "startup"], rows)  # its last slot
+    for more, split in (({}, "10% waiting for late ranks"), ({"incidents": [late]}, "10% waiting for rank 1")):
+        shown = of_job(job=ended, by_rank=sums, **more)
+        for at in (NOW + 5, NOW + 500):
+            assert f"30% transfer, {split}" in text(shown, cells=200, about=replace(answers().about, at=at))
+    none = text(of_job(job=ended, steps=[]), about=replace(answers().about, at=NOW + 5))
+    assert "no step has ended in its last 30 s" in none
 
 
 def test_words_on_top() -> None:

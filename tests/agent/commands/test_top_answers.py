@@ -10,24 +10,34 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
 from commwatch_agent.commands.top_answers import Answers, Asker
 from commwatch_agent.sources.gpus import GpuViews
-from tests.agent.commands.test_top import of_job
+from tests.agent.commands.test_top import NOW, of_job
 from tests.helpers import wait_for
 
 
+class Asked(Counter[str]):
+    """How often each path was asked for, and the parameters of each request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries: list[dict[str, str]] = []
+
+
 @contextmanager
-def server(answers: dict[str, Any], status: int = 200) -> Iterator[tuple[str, Counter[str]]]:
-    """Somebody on a free port who answers by path, and how often each was asked for."""
-    asked: Counter[str] = Counter()
+def server(answers: dict[str, Any], status: int = 200) -> Iterator[tuple[str, Asked]]:
+    """A server on a free port that answers by path, and how often each was asked for."""
+    asked = Asked()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             path = self.path.partition("?")[0].removeprefix("/api/v1/")
             asked[path] += 1
+            asked.queries.append(dict(parse_qsl(urlsplit(self.path).query)))
             found = answers.get(path, [])
             if "scope=job" in self.path and not isinstance(found, str):
                 found = {"nodes": {"answered": 2, "silent": {"http://node3": "refused"}}, "data": found}
@@ -76,6 +86,19 @@ def test_put_together() -> None:
     assert (found.shown.job, found.shown.ranks) == (of_job().job, of_job().ranks)
     assert (found.shown.steps, found.shown.by_operation) == (of_job().steps, of_job().by_operation)
     assert (found.shown.nodes.answered, found.shown.nodes.silent) == (2, {"http://node3": "refused"})
+
+
+def test_time_that_is_shown() -> None:
+    """Of a running job the last 30 s are asked for; of an ended one those up to its last step, or without steps up to its end."""
+    answers = an_agent()
+    with server(answers) as (url, asked):
+        Asker(lambda: [url], "", None)()
+        assert {query["since"] for query in asked.queries if "since" in query} == {"30s"}
+    answers["jobs"][0] |= {"state": "ended", "last_seen_at": NOW + 60}
+    for steps, end in ((answers["steps"], NOW), ([], NOW + 60)):
+        with server(answers | {"steps": steps}) as (url, asked):
+            Asker(lambda: [url], "", None)()
+            assert {float(query["since"]) for query in asked.queries if "since" in query} == {end - 30}
 
 
 def test_slow_answers_are_asked_for_seldom() -> None:

@@ -94,10 +94,10 @@ def test_length_and_costs() -> None:
 def test_late_ranks() -> None:
     """A late rank has the share of the time that the others waited for it, in all of it or a part of it; one below 5% is not late."""
     late = replace(fault("late", "straggler", 2, lasted_s=100, cost_s=90.0), waiting=[0, 1, 3])
-    assert late_within(happened([late]), AT - 100, AT + 100) == {2: 0.15}
-    assert late_within(happened([late]), AT + 50, AT + 100) == {2: 0.3}
-    assert late_within(happened([late]), AT - 900, AT + 100) == late_within(happened([late]), AT + 200, AT + 300) == {}
-    assert late_within(happened([replace(late, cost_rank_s=None)]), AT, AT + 100) == {}
+    assert late_within([late], AT - 100, AT + 100) == {2: 0.15}
+    assert late_within([late], AT + 50, AT + 100) == {2: 0.3}
+    assert late_within([late], AT - 900, AT + 100) == late_within([late], AT + 200, AT + 300) == {}
+    assert late_within([replace(late, cost_rank_s=None)], AT, AT + 100) == {}
 
 
 def test_in_words() -> None:
