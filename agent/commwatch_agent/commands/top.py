@@ -21,7 +21,7 @@ from commwatch_agent.commands.top_notices import STYLES, notices, worth_showing,
 from commwatch_agent.incidents.answers import whys_of
 from commwatch_agent.incidents.families import families
 from commwatch_agent.incidents.words import is_over
-from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known, step_number
+from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, is_rate_stale, of_known, p95, step_number
 from commwatch_agent.job.merging import covered
 from commwatch_agent.model.api_views import Row, Summary
 from commwatch_agent.model.endings import state_in_words
@@ -136,13 +136,12 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
         why = shown.job.steps_unavailable or none
         return [Text.assemble(("steps    ", "dim"), clean(why))]
     durations = sorted(step.duration_s for step in usual)
-    p95 = durations[int(0.95 * (len(durations) - 1))]
     seqs: dict[int, list[int]] = {}
     for step in shown.steps:
         seqs.setdefault(step.rank, []).append(step.seq)
     last = latest([number for of_rank in seqs.values() if (number := step_number(of_rank)) is not None])
     pace = _pace(answers, shown, median(durations)) if running else f"{_lately(shown)}: "
-    pace += f"median {seconds(median(durations))}, p95 {seconds(p95)}, number {last}"
+    pace += f"median {seconds(median(durations))}, p95 {seconds(p95(durations))}, number {last}"
     ranks = _by_rank(shown).values()
     (comm, comm_ranks), (exposed, exposed_ranks) = of_known(ranks, comm_share), of_known(ranks, exposed_share)
     name = "iterations " if shown.job.step_source == ITERATIONS else "steps    "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
+from math import ceil
 from operator import add, sub
 from statistics import median, median_low
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -50,6 +51,11 @@ _STALE_S = 5.0
 def is_rate_stale(since_s: float, usual_s: float) -> bool:
     """Return whether a rate of steps is stale: no step has ended for ``since_s``, and a step usually takes ``usual_s``."""
     return since_s > max(_STALE_S, LONG_TIMES * usual_s)
+
+
+def p95(ordered: Sequence[float]) -> float:
+    """Return the 95th percentile of sorted durations, of which there is one at least, by nearest rank, as in summaries."""
+    return ordered[ceil(0.95 * len(ordered)) - 1]
 
 
 class StepTotals:

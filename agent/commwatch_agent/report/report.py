@@ -6,7 +6,6 @@ import json
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from math import ceil
 from pathlib import Path
 from statistics import median
 
@@ -16,7 +15,7 @@ from commwatch_agent.analysis.framework_settings import GLOO
 from commwatch_agent.analysis.headline import mean_core_wait
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.incidents.answers import IncidentDetails, whys_of
-from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, of_known, part_of, total
+from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, of_known, p95, part_of, total
 from commwatch_agent.job.merging import Nodes
 from commwatch_agent.model.api_views import Advice, Row
 from commwatch_agent.model.views import GroupView, JobView, RankView, StepTotals, StepView
@@ -200,7 +199,7 @@ def build(
         steps=max((line.steps for line in lines), default=0),
         latest_steps=max(map(len, counts.steps_of.values()), default=0) if counts.since_ns else None,
         step_p50_s=median(durations) if durations else None,
-        step_p95_s=durations[ceil(0.95 * len(durations)) - 1] if durations else None,
+        step_p95_s=p95(durations) if durations else None,
         comm_share=comm,
         exposed_share=exposed,
         comm_ranks=comm_ranks,

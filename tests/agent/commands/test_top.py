@@ -138,6 +138,12 @@ def test_time_of_the_rate_of_steps() -> None:
     assert pace(0.001, 1000) == "steps    1e+03/s"
 
 
+def test_p95_of_few_steps() -> None:
+    """The p95 of few steps is by nearest rank, as in the report: never below their median."""
+    steps = [step(0), replace(step(0), duration_s=0.3)]
+    assert "median 200 ms, p95 300 ms" in text(of_job(steps=steps))
+
+
 def test_steps_of_several_optimizers() -> None:
     """A step of two optimizers counts once, on top and in the rows."""
     lines = text(
