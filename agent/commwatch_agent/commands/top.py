@@ -12,7 +12,7 @@ from rich.text import Text
 
 from commwatch.wire.numbers import latest
 from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, WORTH
-from commwatch_agent.analysis.headline import bottleneck, mean_core_wait, of_some, split
+from commwatch_agent.analysis.headline import bottleneck, first, mean_core_wait, of_some, split
 from commwatch_agent.analysis.rank_state import begun, oldest, state
 from commwatch_agent.analysis.verdicts import Verdict, awaited_ranks, for_others, stragglers, waited_for, why_late
 from commwatch_agent.analysis.waits.wait_graph import age
@@ -112,10 +112,11 @@ def _title(answers: Answers, cells: int, live: bool) -> Text:
 def _body(answers: Answers, cells: int, height: int | None) -> list[Text]:
     """Return the lines below the title."""
     shown = answers.shown
-    said = notices(answers)
     if shown is None:
-        return [*wrapped(said, cells, height), Text("Start a job with commwatch run, or with COMMWATCH=1.")]
-    top = _shares(answers, shown, cells) + _cards(answers, cells)
+        return [*wrapped(notices(answers), cells, height), Text("Start a job with commwatch run, or with COMMWATCH=1.")]
+    shares, first_rule = _shares(answers, shown, cells)
+    said = notices(answers, first_rule)
+    top = shares + _cards(answers, cells)
     room = None if height is None else max(0, height - len(top))
     # Notices get a third of the room, or more if the tables need less than the rest.
     need = (max if cells >= _WIDE else sum)((len(shown.ranks) + 2, len(shown.by_operation.rows) + 2))
@@ -127,14 +128,16 @@ def _body(answers: Answers, cells: int, height: int | None) -> list[Text]:
 # -- the job ----------------------------------------------------------------------------------
 
 
-def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
-    """Return the lines on steps, and on the share of step time in communication, compared with the 30% limit."""
+def _shares(answers: Answers, shown: OfJob, cells: int) -> tuple[list[Text], str]:
+    """Return the lines on steps, and on the share of step time in communication, compared with the 30% limit; and the rule that they name, as
+    ``headline.first``.
+    """
     usual, running = [step for step in shown.steps if not step.long], shown.job.state == "running"
     if not usual:
         is_new = running and answers.about.at is not None and answers.about.at - shown.job.started_at < WINDOW_S
         none = "no step has ended yet" if is_new else f"no step has ended {_lately(shown)}"
         why = shown.job.steps_unavailable or none
-        return [Text.assemble(("steps    ", "dim"), clean(why))]
+        return [Text.assemble(("steps    ", "dim"), clean(why))], ""
     durations = sorted(step.duration_s for step in usual)
     seqs: dict[int, list[int]] = {}
     for step in shown.steps:
@@ -145,7 +148,7 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
     ranks = _by_rank(shown).values()
     (comm, comm_ranks), (exposed, exposed_ranks) = of_known(ranks, comm_share), of_known(ranks, exposed_share)
     name = "iterations " if shown.job.step_source == ITERATIONS else "steps    "
-    lines = [Text.assemble((name, "dim"), pace)]
+    lines, rule = [Text.assemble((name, "dim"), pace)], ""
     if comm is not None:
         measured, messages = _waiting(shown, _in_steps_s(answers, shown, median(durations)))
         found = shown.verdicts if running else _were_late(shown)
@@ -153,24 +156,26 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> list[Text]:
         messages = for_others(messages, waiting, measured)
         late = awaited_ranks(found, waiting)
         made_of = split(comm, waiting, messages, late)
+        reason, cores = why_late(found, late), mean_core_wait(shown.ranks)
         why = bottleneck(
             comm,
             exposed,
             waiting,
             messages,
             late,
-            why=why_late(found, late),
-            cores=mean_core_wait(shown.ranks),
+            why=reason,
+            cores=cores,
             iterations=shown.job.step_source == ITERATIONS,
             stragglers=stragglers(found),
         )
         hidden = exposed is not None and exposed < WORTH
-        style = "good" if comm <= BOTTLENECK_SHARE or hidden else "bad"
+        good = comm <= BOTTLENECK_SHARE or hidden
+        rule, style = ("", "good") if good else (first(comm, waiting or 0.0, late, reason, cores), "bad")
         lines += _bar("comm", comm, style, of_ranks=of_some(comm_ranks, len(ranks)), words=[made_of, why], cells=cells)
     if exposed is not None:
         style = "good" if exposed <= WORTH else "warn"
         lines += _bar("exposed", exposed, style, of_ranks=of_some(exposed_ranks, len(ranks)), words=[], cells=cells)
-    return lines
+    return lines, rule
 
 
 def _lately(shown: OfJob) -> str:

@@ -22,8 +22,12 @@ STYLES = {"critical": "bad", "warning": "warn", "error": "bad"} | dict.fromkeys(
 )
 
 
-def notices(answers: Answers) -> list[tuple[str, str]]:
-    """Return what is wrong, or was with an ended job, the text and style of each notice, the worst first."""
+def notices(answers: Answers, first: str = "") -> list[tuple[str, str]]:
+    """Return what is wrong, or was with an ended job, the text and style of each notice, the worst first.
+
+    Args:
+        first: the rule that the headline names, as ``headline.first``; empty: none.
+    """
     shown = answers.shown
     said = [] if answers.about.trouble is None else [(f"agent: {answers.about.trouble}", "bad")]
     if shown is not None:
@@ -41,7 +45,7 @@ def notices(answers: Answers) -> list[tuple[str, str]]:
     said += [(f"GPU {view.gpu.card.index}: {view.gpu.lost}", "bad") for view in answers.gpus.gpus if view.gpu.lost]
     if shown is not None:
         said += [(f"NCCL {found.title}: {found.says}", STYLES.get(found.severity, "")) for found in shown.findings]
-        said += _to_do(shown)
+        said += _to_do(shown, first)
     every = [*answers.incidents, *(shown.incidents if shown is not None and shown.job.state == "running" else [])]
     pending = dict.fromkeys(each.title for each in uncertain(every))
     said += [(f"not yet certain: {', '.join(pending)}", "dim")] if pending else []
@@ -49,14 +53,18 @@ def notices(answers: Answers) -> list[tuple[str, str]]:
     return [(clean(text), style) for text, style in said]
 
 
-def _to_do(shown: OfJob) -> list[tuple[str, str]]:
-    """Return what to do about a job that makes no progress, else the first advice on making it faster."""
+def _to_do(shown: OfJob, first: str) -> list[tuple[str, str]]:
+    """Return what to do about a job that makes no progress, else the first advice on making it faster.
+
+    If the headline names a late rank or CPU cores, only advice on that: the other advice is of a longer time, or some seconds old.
+    """
     stands = [
         each for each in shown.incidents if each.state == "open" and each.kind in STANDSTILLS and not is_over(each)
     ]
     if shown.job.state == "running" and stands:
         return [(f"DO {each.remedy}", "") for each in in_order(stands)[:1] if each.remedy]
-    return [(f"TRY {each.title}: {each.gain}", "") for each in shown.advice[:1]]
+    advice = [each for each in shown.advice if first in ("", each.rule)]
+    return [(f"TRY {each.title}: {each.gain}", "") for each in advice[:1]]
 
 
 def worth_showing(shown: OfJob | None, of_node: list[IncidentView]) -> list[IncidentView]:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.wire.numbers import NUMBERS
+from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.commands.top import Seen, frame
 from commwatch_agent.commands.top_answers import Answers, OfJob
 from commwatch_agent.incidents.answers import IncidentView
@@ -349,6 +350,23 @@ def test_words_on_top() -> None:
         "not yet certain: exposed_comm",
         "other jobs run here: eval (--job)",
     ]
+
+
+def test_advice_is_on_what_the_headline_names() -> None:
+    """Advice that was asked for before a rank was late, or is of a longer time, does not contradict the headline."""
+    cores, late = (Advice(rule, rule, [], "", "saves 12%", 0.12) for rule in ("scarce_cores", "straggler"))
+    verdict = Verdict(
+        "straggler", "late", "train", "g1", "dp", None, "", [1], [0], 9.0, "", cost_share=0.47, why_code="waits"
+    )
+    starved = [rank(0, core_wait_share=0.3), rank(1, core_wait_share=0.3)]
+    for verdicts, advice, shown in (
+        ([verdict], [cores, late], "TRY straggler"),
+        ([verdict], [cores], None),
+        ([], [late, cores], "TRY scarce_cores"),
+    ):
+        lines = text(of_job(verdicts=verdicts, advice=advice, ranks=starved), 200)
+        assert ("rank 1 is the bottleneck" if verdicts else "look first at the CPUs") in lines
+        assert next((line.partition(":")[0] for line in lines.splitlines() if line.startswith("TRY")), None) == shown
 
 
 def test_what_to_do_comes_before_what_to_try() -> None:
