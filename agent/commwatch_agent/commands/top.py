@@ -150,7 +150,7 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> tuple[list[Text], str
     name = "iterations " if shown.job.step_source == ITERATIONS else "steps    "
     lines, rule = [Text.assemble((name, "dim"), pace)], ""
     if comm is not None:
-        measured, messages = _waiting(shown, _in_steps_s(answers, shown, median(durations)))
+        measured, messages = _waiting(shown, _in_steps_s(answers, shown))
         found = shown.verdicts if running else _were_late(shown)
         waiting = waited_for(found, measured, len(shown.ranks))
         messages = for_others(messages, waiting, measured)
@@ -200,12 +200,16 @@ def _were_late(shown: OfJob) -> list[Verdict]:
 
 def _waiting(shown: OfJob, covered_s: float | None) -> tuple[float | None, float | None]:
     """Return the mean shares (0 to 1) of ``covered_s`` that ranks wait in steps, for late ranks and for messages; ``None``: not known."""
-    in_steps = [row for row in shown.by_rank.rows if not row.by.get("startup")]
+    in_steps = [row for row in shown.by_rank.rows if _is_in_steps(row)]
     late = [row.wait_s for row in in_steps if row.wait_s is not None]
     messages = [row.p2p_wait_s for row in in_steps if row.p2p_wait_s is not None]
     if not covered_s:
         return None, None
     return mean(late) / covered_s if late else None, mean(messages) / covered_s if messages else None
+
+
+def _is_in_steps(row: Row) -> bool:
+    return not row.by.get("startup")
 
 
 def _pace(answers: Answers, shown: OfJob, usual_s: float) -> str:
@@ -225,13 +229,14 @@ def _pace(answers: Answers, shown: OfJob, usual_s: float) -> str:
     return f"{len(shown.steps) / sum_s:.3g}/s{when}, "
 
 
-def _in_steps_s(answers: Answers, shown: OfJob, usual_s: float) -> float | None:
-    """Return the seconds in which the waits of the ranks were: those of their sums, without the time before the first step and without a
+def _in_steps_s(answers: Answers, shown: OfJob) -> float | None:
+    """Return the seconds in which the waits of the ranks in steps were: those of their sums, without the time before the first step and without a
     standstill, whose waits have not ended. ``None``: not known.
     """
     covered_s, sums = _covered_s(answers, shown, shown.by_rank), shown.by_rank
-    if covered_s is None:
-        return None
+    if covered_s is None or not shown.steps:
+        return covered_s
+    usual_s = median(step.duration_s for step in shown.steps)
     if any(row.by.get("startup") for row in sums.rows):
         if len(shown.steps) >= MOST_STEPS:  # the first step may not be one of them
             return None
@@ -357,10 +362,12 @@ def _rank_table(
 
 
 def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[TableRow]:
-    named, steps, covered_s = _blamed(shown), _by_rank(shown), _covered_s(answers, shown, shown.by_rank)
+    named, steps, covered_s = _blamed(shown), _by_rank(shown), _in_steps_s(answers, shown)
+    # The shares of a rank are of its steps, if there are some.
     sums = defaultdict[object, list[Row]](list)
     for row in shown.by_rank.rows:
-        sums[row.by["rank"]].append(row)
+        if _is_in_steps(row) or not shown.steps:
+            sums[row.by["rank"]].append(row)
     # By rank, because the cards of other nodes have the same numbers.
     used = {
         on.rank: view.gpu.measured.utilization

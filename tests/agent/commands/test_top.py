@@ -210,7 +210,9 @@ def test_sums_of_other_times() -> None:
 
 @pytest.mark.parametrize("since_s", [0.0, 42.0])
 def test_waits_in_steps(since_s: float) -> None:
-    """The split of a communication share is of the time in steps: neither that before the first of them nor a standstill counts."""
+    """The split of a communication share and the waits of the ranks are of the time in steps: neither that before the first of them nor a standstill
+    counts.
+    """
     rows = [
         row({"rank": n, "startup": at_first}, ranks=1, wait_s=4.0 if at_first else 0.2)
         for n in (0, 1)
@@ -220,9 +222,10 @@ def test_waits_in_steps(since_s: float) -> None:
     shown = of_job(steps=steps, by_rank=Summary(NOW - 30, NOW, ["rank", "startup"], rows))
     lines = text(shown, cells=200, about=replace(answers().about, at=NOW + since_s)).splitlines()
     assert "20% transfer, 20% waiting for late ranks" in lines[2]  # 0.2 s of 1 s
-    if not since_s:
-        waited = [line.split()[7] for line in lines if line.startswith("   ") and " running " in line]
-        assert waited == ["14%", "14%"]  # 4.2 s of 30 s
+    waited = [line.split()[7] for line in lines if line.startswith("   ") and " running " in line]
+    assert waited == ["20%", "20%"]
+    if not since_s:  # before the first step ends: 4.2 s of 30 s
+        assert text(replace(shown, steps=[]), cells=200).count(" 14% ") == 2
     many = replace(shown, steps=steps * 100)  # not all since the first one
     assert "waiting for late ranks is not known" in text(many, cells=200)
 
