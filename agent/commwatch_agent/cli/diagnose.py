@@ -108,18 +108,17 @@ def _stored(config: Config, job: str | None, command: str, error: UsageError | N
     """Return what the history has of a job; raise ``error`` if it does not have it, or no job is meant."""
     from commwatch_agent.cli.stored import job_in, reading
     from commwatch_agent.commands.diagnosis import Diagnosis, last_job
-    from commwatch_agent.incidents.answers import details_of
-    from commwatch_agent.incidents.stored import of_run
+    from commwatch_agent.incidents.stored import details_of_run
 
     try:
         with reading(config) as agent:
             view = job_in(agent, job)
-            found = of_run(config.history, agent.stored(view.job_id))
+            incidents = details_of_run(config.history, agent.stored(view.job_id))
     except CommwatchError as unknown:
         raise error or unknown from None
     if job is None:
-        raise UsageError(f"{error}; {last_job(view, command)}")
-    return Diagnosis(incidents=[details_of(each) for each in found], ended=view)
+        raise UsageError(f"{error}; {last_job(view, incidents, command)}")
+    return Diagnosis(incidents=incidents, ended=view)
 
 
 def _taken(seen: Diagnosis) -> list[Evidence]:

@@ -91,7 +91,7 @@ def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Diagnosis:
         each for each in merged(heard.incidents) if each.job_id in wanted or (job is None and not each.job_id)
     ]
     latest = max((view for view in views if view.state != "running"), key=lambda view: view.last_seen_at, default=None)
-    return Diagnosis(
+    found = Diagnosis(
         list(wanted.values()),
         merged_ranks(heard.ranks),
         _once(heard.verdicts),
@@ -100,6 +100,9 @@ def ask(urls: list[str], job: str | None, keys: Keys = NO_KEYS) -> Diagnosis:
         apart,
         latest=latest,
     )
+    if latest is not None and not running:
+        found.of_latest = _ended(heard, latest.job_id, keys).incidents
+    return found
 
 
 def _jobs_and_incidents(heard: _Heard, urls: list[str], keys: Keys) -> dict[tuple[str, str], str]:

@@ -16,7 +16,7 @@ from commwatch_agent.incidents.families import families, uncertain
 from commwatch_agent.incidents.words import NO_STACK, is_over, lasted, no_place, stack, when
 from commwatch_agent.model.endings import DIED
 from commwatch_agent.model.views import JobView, RankView
-from commwatch_agent.report.what_happened import ended_by, happened
+from commwatch_agent.report.what_happened import ended_by, ending, happened
 from commwatch_agent.sources.stack_capture import Evidence
 from commwatch_agent.text import terminal_text
 from commwatch_agent.text.units import counted, seconds, time_of_day
@@ -53,8 +53,9 @@ class Diagnosis:
     apart: list[str] = field(default_factory=list)
     #: The job that was asked for, if it has ended.
     ended: JobView | None = None
-    #: The latest ended job; ``None``: there is none.
+    #: The latest ended job, and if no job runs its incidents; ``None``: there is none.
     latest: JobView | None = None
+    of_latest: list[IncidentDetails] = field(default_factory=list)
 
     @property
     def open(self) -> list[IncidentDetails]:
@@ -201,7 +202,7 @@ def _present(seen: Diagnosis, found: list[Doubt], again: str) -> Iterator[str]:
     if not seen.jobs:
         yield "no running job"
         if seen.latest is not None:
-            yield last_job(seen.latest, again)
+            yield last_job(seen.latest, seen.of_latest, again)
     elif all(map(is_over, seen.open)):
         running = sum(view.state == "running" for view in seen.ranks)
         size = sum(job.world_size for job in seen.jobs)
@@ -216,24 +217,24 @@ def _doubts(seen: Diagnosis, found: Iterable[Doubt]) -> Iterator[str]:
         yield f"{'no incident yet' if doubt.is_wrong and seen.jobs else 'not yet certain'}: {doubt.says}"
 
 
-def last_job(job: JobView, again: str) -> str:
+def last_job(job: JobView, incidents: list[IncidentDetails], again: str) -> str:
     """Return how the latest job ended, and how to ask what happened to it."""
-    return f"{_ending(job)}; `{again} {shlex.quote(job.job_id)}` shows what happened"
+    return f"{_ending(job, incidents)}; `{again} {shlex.quote(job.job_id)}` shows what happened"
 
 
 def _past(job: JobView, incidents: list[IncidentDetails]) -> list[str]:
     if incidents:
-        return [_ending(job)]
+        return [_ending(job, incidents)]
     where = f"`commwatch report {shlex.quote(job.job_id)}` shows where its time went"
-    return [f"{_ending(job)}; it had no incident: {where}"]
+    return [f"{_ending(job, incidents)}; it had no incident: {where}"]
 
 
-def _ending(job: JobView) -> str:
+def _ending(job: JobView, incidents: list[IncidentDetails]) -> str:
     if job.state == "running":  # its agent has ended before
         return f"{job.job_id} was last seen at {time_of_day(job.last_seen_at)}"
-    at = "" if " at " in job.ending else f" at {time_of_day(job.last_seen_at)}"
-    how = f": {job.ending}" if job.ending else ""
-    return f"{job.job_id} {'failed' if job.failed else 'ended'}{at}{how}"
+    how = ending(job, incidents)
+    at = "" if " at " in how else f" at {time_of_day(job.last_seen_at)}"
+    return f"{job.job_id} {'failed' if job.failed else 'ended'}{at}{how and f': {how}'}"
 
 
 def blocks(incidents: list[IncidentDetails], taken: Collection[tuple[str, int]] = frozenset()) -> Iterator[list[str]]:

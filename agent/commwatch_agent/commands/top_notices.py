@@ -13,6 +13,7 @@ from commwatch_agent.incidents.answers import IncidentView, in_order
 from commwatch_agent.incidents.families import families, uncertain
 from commwatch_agent.incidents.incident import STANDSTILLS
 from commwatch_agent.incidents.words import is_over, lasted
+from commwatch_agent.report.what_happened import ending
 from commwatch_agent.text.terminal_text import clean
 from commwatch_agent.text.text_table import wrap
 
@@ -33,8 +34,8 @@ def notices(answers: Answers, first: str = "") -> list[tuple[str, str]]:
     if shown is not None:
         silent = shown.nodes.silent.items()
         said += [(f"no answer from {url} ({why}): ranks of its node are missing below", "bad") for url, why in silent]
-    if shown is not None and shown.job.ending:
-        said.append((f"FAILED {shown.job.ending}" if shown.job.failed else shown.job.ending, "bad"))
+    if shown is not None and (how := ending(shown.job, shown.incidents)):
+        said.append((f"FAILED {how}" if shown.job.failed else how, "bad"))
     said += _incidents(worth_showing(shown, answers.incidents))
     part = (
         None

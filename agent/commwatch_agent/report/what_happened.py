@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from commwatch_agent.incidents.answers import IncidentDetails, IncidentView
 from commwatch_agent.incidents.families import Family, families
@@ -20,6 +21,7 @@ from commwatch_collectors.spans import ranks as named
 
 #: A fault, and what followed from it.
 Happened = Family[IncidentDetails]
+_View = TypeVar("_View", bound=IncidentView)
 #: Most causes in full, consequences of each, and frames of a stack.
 _MOST, _MOST_EFFECTS, _MOST_FRAMES = 6, 4, 8
 #: Incidents that end with one run of the ranks end at times that differ by less.
@@ -28,23 +30,23 @@ _AT_ONCE_S = 3.0
 _WHOLE = "\0"
 
 
-def happened(incidents: Iterable[IncidentDetails]) -> list[Happened]:
+def happened(incidents: Iterable[_View]) -> list[Family[_View]]:
     """Return faults with their consequences: the most severe first, and of those the earliest."""
     found = families(sorted((each for each in incidents if each.state != "pending"), key=_began))
     return sorted(found, key=lambda one: -SEVERITIES.index(one.cause.severity))
 
 
-def _began(incident: IncidentDetails) -> float:
+def _began(incident: IncidentView) -> float:
     return incident.began_at
 
 
-def ended_by(found: Sequence[Happened]) -> str:
+def ended_by(found: Sequence[Family[_View]]) -> str:
     """Return what ended a job that failed by its incidents, as ``Hang: rank 2``, or how its rank was lost; empty: none did."""
     first = _fatal(found)
     return "" if first is None else first.says if first.kind == "rank_lost" else first.title
 
 
-def ending(job: JobView, incidents: Iterable[IncidentDetails]) -> str:
+def ending(job: JobView, incidents: Iterable[IncidentView]) -> str:
     """Return how a job ended, by its incidents if they show why it failed; empty: nothing failed, or nothing is known."""
     by = ended_by(happened(incidents)) if job.failed else ""
     return "; ".join(filter(None, (exit_says(job.exit_code) if job.exit_code else "", by))) if by else job.ending
@@ -55,7 +57,7 @@ def culprits(found: Sequence[Happened]) -> set[int]:
     return {rank for one in found if one.cause.severity != INFO or _lasted_to_the_end(one) for rank in one.cause.ranks}
 
 
-def _fatal(found: Sequence[Happened]) -> IncidentDetails | None:
+def _fatal(found: Sequence[Family[_View]]) -> _View | None:
     """Return the fault that ended a job that failed; ``None``: not known. Earlier faults ended runs after which the launcher started the ranks again."""
     lasted_on = [one for one in found if _lasted_to_the_end(one)]
     over_at = max((each.ended_at or 0.0 for one in lasted_on for each in one.every), default=0.0)
@@ -63,7 +65,7 @@ def _fatal(found: Sequence[Happened]) -> IncidentDetails | None:
     return min(last, key=_began, default=None)
 
 
-def _lasted_to_the_end(one: Happened) -> bool:
+def _lasted_to_the_end(one: Family[_View]) -> bool:
     """Return whether a run ended while ranks did nothing, or after one was lost."""
     ended = [each.kind for each in one.every if each.outcome == JOB_ENDED]
     lost = "rank_lost" in ended and one.cause.severity != INFO

@@ -98,6 +98,9 @@ def test_agent_of_an_earlier_version(tmp_path: Path) -> None:
             assert [(each.title, each.place, each.remedy) for each in seen.incidents] == [("Hang: rank 1", "", "")]
             (earlier_rank,) = seen.ranks
             assert (earlier_rank.ended, earlier_rank.destroyed, earlier_rank.rank) == ([], [], 0)
+            answers["jobs"][0]["state"] = "ended"
+            seen = ask([f"http://127.0.0.1:{served.port}"], None)
+            assert (seen.incidents, [each.title for each in seen.of_latest]) == ([], ["Hang: rank 1"])
         finally:
             trainer.kill()
 

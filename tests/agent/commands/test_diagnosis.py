@@ -171,8 +171,21 @@ def test_ended_job(kind: str, code: int) -> None:
     found, lines = said(Diagnosis(ended=ENDED, incidents=[details(kind, 1, **over), first]))
     heads = [line for line in lines if line.startswith(("WARNING", "CRITICAL"))]
     assert (found, len(heads), heads[0]) == (code, 2, "WARNING  Late rank: rank 0 (train)")
-    assert lines[-1] == f"train failed at {time_of_day(NOW)}: exit code 137 (SIGKILL)"
+    assert lines[-1].startswith(f"train failed at {time_of_day(NOW)}: exit code 137 (SIGKILL)")
     assert lines[2] == f"  {time_of_day(NOW - 90)}, for 90.0 s, until the job ended; cost 24.0 s of rank time"
+
+
+def test_how_a_job_ended() -> None:
+    """A job that failed ended by what its incidents show, as report and `jobs` have it, whether it is asked for or only the latest."""
+    hang = details("hang", 1, state="ended", ended_at=NOW, outcome="job_ended")
+    died = replace(
+        ENDED, exit_code=None, ending="rank 0 died (no clean end) at 12:00:00 UTC, first of 2", last_seen_at=NOW - 90
+    )
+    how = f"train failed at {time_of_day(NOW - 90)}: Hang: rank 1"
+    assert said(Diagnosis(ended=died, incidents=[hang]))[1][-1] == how
+    assert said(Diagnosis(latest=died, of_latest=[hang]))[1][-1].startswith(f"{how}; `commwatch diagnose train`")
+    recovered = replace(hang, outcome="recovered")
+    assert said(Diagnosis(ended=died, incidents=[recovered]))[1][-1] == f"train failed: {died.ending}"
 
 
 @pytest.mark.parametrize("kind", ["stalled", "init_incomplete"])

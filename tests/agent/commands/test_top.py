@@ -308,6 +308,7 @@ def test_after_the_end() -> None:
         "WARNING Late rank: rank 0 in load (train.py:88)",
         "CRITICAL Hang: rank 1 in load (train.py:88)",
     ]
+    assert "FAILED Hang: rank 1" in lines  # as in its report
     assert not any(line.startswith("!") for line in lines)
 
 
