@@ -116,7 +116,9 @@ def _kinds(a: Run, b: Run, enough: bool) -> list[KindFigures]:
     def seconds(kind: Kind) -> float:
         return sum(float(run.kinds[kind].durations.values.sum()) for run in (a, b) if kind in run.kinds)
 
-    kinds = sorted({*a.kinds, *b.kinds}, key=lambda kind: (-seconds(kind), str(kind)))
+    # A kind that a run has only in its warm-up or in long steps cannot be compared, and is in both.
+    known = {*a.kinds, *b.kinds}.difference(a.left_out, b.left_out)
+    kinds = sorted(known, key=lambda kind: (-seconds(kind), str(kind)))
     return [_kind(kind, a.kinds.get(kind), b.kinds.get(kind), enough) for kind in kinds[:_MOST_KINDS]]
 
 

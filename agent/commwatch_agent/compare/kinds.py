@@ -75,6 +75,10 @@ class Operations:
         self.records += len(found)
         self._parts.append(part)
 
+    def all(self) -> Within:
+        """Return all operations, in one block."""
+        return self.within(np.array([0, 1 << 62], np.int64), np.zeros((0, 2), np.int64))
+
     def within(self, edges: Ints, without: Ints) -> Within:
         """Return the operations that ended in the blocks.
 
@@ -104,10 +108,14 @@ class Within(NamedTuple):
         """Return the operations by kind."""
         found: dict[Kind, list[tuple[Ints, float | None]]] = {}
         for rows, ring, group, op, size_log2 in self._alike():
-            info, name = names.group(ring, group), names.op(ring, op)
-            kind = Kind(info.label, name, None if size_log2 < 0 else 1 << size_log2)
-            found.setdefault(kind, []).append((rows, bus_factor(name, info.size)))
+            kind = _kind(names, ring, group, op, size_log2)
+            found.setdefault(kind, []).append((rows, bus_factor(kind.op, names.group(ring, group).size)))
         return {kind: self._samples(parts) for kind, parts in found.items()}
+
+    def kinds_alone(self, names: Names) -> set[Kind]:
+        """Return which kinds there are."""
+        alike = self._alike()
+        return {_kind(names, ring, group, op, size_log2) for _, ring, group, op, size_log2 in alike}
 
     def _alike(self) -> Iterator[tuple[Ints, int, int, int, int]]:
         """Yield the indexes of the operations of one ring, group, op and size class, by start; and these four."""
@@ -177,6 +185,10 @@ class Within(NamedTuple):
         lasts = of["end"][rows] - of["start"][rows]
         waits = np.where(complete, lasts - np.repeat(np.minimum.reduceat(lasts, first), parts), 0)
         return np.asarray(np.bincount(self.block[rows], waits / 1e9, BLOCKS), float)
+
+
+def _kind(names: Names, ring: int, group: int, op: int, size_log2: int) -> Kind:
+    return Kind(names.group(ring, group).label, names.op(ring, op), None if size_log2 < 0 else 1 << size_log2)
 
 
 def _alone(starts: Ints, ends: Ints) -> Ints:

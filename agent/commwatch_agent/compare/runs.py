@@ -49,6 +49,8 @@ class Run:
     #: What may explain a difference, by name.
     settings: Mapping[str, str]
     incidents: Sequence[Incident] = ()
+    #: Kinds that it has only in what was left out.
+    left_out: Collection[Kind] = frozenset()
 
     @property
     def enough(self) -> bool:
@@ -93,6 +95,7 @@ def read(path: Path, job: JobView, topology: Topology | None, incidents: Sequenc
         kinds,
         settings | (_sizes(kinds, len(steps.usual)) if steps.usual else {}),
         incidents,
+        operations.all().kinds_alone(names) - kinds.keys(),
     )
 
 

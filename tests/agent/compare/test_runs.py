@@ -29,6 +29,7 @@ def watched(
     long: int | None = None,
     slower: float = 1.0,
     first: int = 0,
+    greets: bool = False,
     **who: Any,
 ) -> Watch:
     """A job of two ranks, each of whose steps has an all_reduce in which rank 0 waits 5 ms for rank 1, which is late, and a message.
@@ -37,11 +38,14 @@ def watched(
         warm: the first steps, which take twice as long.
         long: the step that takes ten times as long; in it rank 0 waits for half a second.
         first: number of the first step mark, collective and message.
+        greets: there is a broadcast in the first step.
     """
     watch = Watch(directory)
     writers = []
     for rank in range(2):
         at, records = 0, [mark(first, 0)]
+        if greets:
+            records.append(operation("broadcast", start_ns=MS, end_ns=2 * MS, seq=first - 1, size=4096))
         for n in range(STEPS):
             lasts = int(STEP_MS * MS * slower * (2 if n < warm else 10 if n == long else 1))
             late = 5 * MS if n != long else 500 * MS
@@ -110,6 +114,21 @@ def test_steps_without_warm_up_and_long_ones(tmp_path: Path) -> None:
         Kind("default_pg", "send", 128): STEPS - 11,
         Kind("default_pg", "recv", 128): STEPS - 11,
     }
+
+
+def test_left_out_of_one(tmp_path: Path) -> None:
+    """Operations that a run has only in what was left out of it are not called only in the other one."""
+    cut, whole = (run_of(watched(tmp_path / str(warm), warm=warm, first=1, greets=True)) for warm in (10, 0))
+    without = run_of(watched(tmp_path / "without"))
+    start = Kind("default_pg", "broadcast", 4096)
+    assert (start in cut.kinds, start in whole.kinds, set(cut.left_out), set(whole.left_out)) == (
+        False,
+        True,
+        {start},
+        set(),
+    )
+    found = (compare(whole, other).kinds for other in (cut, without))
+    assert [[each.op for each in kinds if not each.count_b] for kinds in found] == [[], ["broadcast"]]
 
 
 def test_settings(tmp_path: Path) -> None:
