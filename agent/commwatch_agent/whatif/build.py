@@ -359,7 +359,9 @@ def _assumptions(
         yield f"only {len(steps)} of {world_size} ranks are known here: what they wait for the others counts as transfer"
     if unknown:
         yield f"{unknown} operations without known times count as compute"
-    if any(span.exposed_ns is None for spans in steps.values() for span in spans):
-        yield "exposed time is not known: a rank waits for its operations from its last launch in a step on"
+    every = [span.exposed_ns for spans in steps.values() for span in spans]
+    if not_measured := sum(each is None for each in every):
+        of = "" if not_measured == len(every) else f" in {not_measured} of {len(every)} steps of ranks"
+        yield f"exposed time was not measured{of}: in these the replay lets a rank wait from its last launch on. All exposed shares here are of the replay"
     if any(each.first.flags & ev.ON_DEVICE for each in shared):
         yield "on a GPU, compute is what lies between the operations on it"

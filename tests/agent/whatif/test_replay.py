@@ -106,6 +106,22 @@ def test_ends_that_are_seen_late() -> None:
     assert median(late.measured_s) - _step_s(without_lateness(late, [1])) == pytest.approx(0.05, rel=0.05)
 
 
+def test_exposed_time_that_was_not_measured() -> None:
+    """The answer has of how many steps exposed time was not measured: that of the other steps is known, and that of the replay is shown."""
+    parts, spans = ddp(2, steps=6)
+
+    def said(measured: int) -> str:
+        known = {
+            rank: [span._replace(exposed_ns=20 * MS if at < measured else None) for at, span in enumerate(of_rank)]
+            for rank, of_rank in spans.items()
+        }
+        return next((each for each in build(parts, known, {}, 2).assumed if "exposed time" in each), "")
+
+    assert said(6) == ""
+    assert said(5).startswith("exposed time was not measured in 2 of 12 steps of ranks: ")
+    assert said(0).startswith("exposed time was not measured: ")
+
+
 def test_ends_after_the_step() -> None:
     """Where operations of most steps outlast them, they are not waited for in their step."""
     parts, spans = ddp(2, sizes=(1 << 20,), late_ms=0, tail_ms=20, steps=12)
