@@ -111,7 +111,8 @@ def headlines(report: Report) -> list[tuple[str, str]]:
         if report.long_steps is not None:
             long = report.long_steps
             where = f"the longest {seconds(long.longest_s)}, number {long.longest_seq} of rank {long.longest_rank}"
-            facts.append(("long steps", f"{long.count} on one rank, {where}; excluded from the values below"))
+            what = f"over three times as long as the steps near them, {where}"
+            facts.append(("long steps", f"{long.count} on one rank, {what}; not in the median, p95 and shares"))
         facts.append(("comm share", _share(report)))
         if len(report.group_shares) > 1:
             shares = ", ".join(f"{label} {percent(share)}" for label, share in report.group_shares.items())

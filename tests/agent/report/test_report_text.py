@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commwatch_agent.model.api_views import Advice
-from commwatch_agent.report.report import Report, build
+from commwatch_agent.report.report import LongSteps, Report, build
 from commwatch_agent.report.report_text import reasons, text
 from tests.helpers import MS, Watch, group_entry, mark, operation, write_ring
 
@@ -40,6 +40,16 @@ def test_fits_the_terminal(tmp_path: Path, cells: int) -> None:
     lines = text(report, cells).splitlines()
     assert max(map(len, lines)) <= cells
     assert all(line[:2] in ("", "  ", "co") for line in lines)
+
+
+def test_long_steps(tmp_path: Path) -> None:
+    """A long step may be shorter than the p95, as it is compared with the steps near it; the line has that, and which figures leave it out."""
+    report = replace(late_job(tmp_path), step_p95_s=0.0626, long_steps=LongSteps(1, 0.0476, 0.0476, 0, 19))
+    (line,) = [each for each in text(report, 1000).splitlines() if each.startswith("  long steps")]
+    assert line.split("  ")[-1] == (
+        "1 on one rank, over three times as long as the steps near them, the longest 47.6 ms, number 19 of rank 0; "
+        "not in the median, p95 and shares"
+    )
 
 
 def _advice(*because: str) -> Advice:
