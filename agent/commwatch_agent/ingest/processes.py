@@ -6,14 +6,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from commwatch.wire.modes import FULL
 from commwatch_agent.ingest.jobs import JobTable
+from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.why_late import Sample
 from commwatch_collectors.node import process
 from commwatch_collectors.node.gpu import GpuPlace
 
+#: A rank with shorter pauses does not stand still.
+_STILL_NS = 5 * 10**9
+
 
 class Processes:
-    """Samples the process of each running rank, and stores the samples in the rank's totals.
+    """Samples the process of each running rank, and stores the samples in the rank's totals; in a standstill those of the time before it stay.
 
     Args:
         lock: guards the totals.
@@ -48,4 +53,12 @@ class Processes:
         with self._lock:
             for totals, state, sample in looks:
                 totals.process = state
-                totals.add_sample(sample)
+                if not _stands_still(totals, sample.now_ns):
+                    totals.add_sample(sample)
+
+
+def _stands_still(totals: RankTotals, now_ns: int) -> bool:
+    """Return whether nothing of a rank has ended for longer than ever before, so that its process shows nothing of its steps."""
+    if totals.recorded_ns is None or totals.mode != FULL:
+        return False
+    return now_ns - totals.recorded_ns > max(_STILL_NS, totals.longest_pause_ns)

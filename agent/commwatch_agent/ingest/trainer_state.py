@@ -17,6 +17,9 @@ from commwatch_agent.model.shares import Account
 from commwatch_agent.model.views import RankTraffic
 from commwatch_collectors.node.judged_activity import Activity
 
+#: Samples with a longer time between them are not of one stretch.
+_GAP_NS = 10 * 10**9
+
 
 class TrainerState(Names):
     """The state of one run of one rank.
@@ -50,7 +53,7 @@ class TrainerState(Names):
         self.activity: tuple[int, Activity] | None = None
         #: What its TCP connections do while it communicates much, and when that was found, on the monotonic clock; ``None``: not looked at.
         self.traffic: tuple[int, RankTraffic] | None = None
-        #: The latest samples of its process and GPU.
+        #: The latest samples of its process and GPU, of the time before a standstill if it is in one.
         self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self.closed_properly = False
         #: It has destroyed its default group, so the ring is closed, but its process lives.
@@ -81,7 +84,10 @@ class TrainerState(Names):
             self.splits = area
 
     def add_sample(self, sample: Sample) -> None:
-        """Add a sample of the process; without room for one more, it takes the place of the oldest."""
+        """Add a sample of the process; without room for one more, it takes the place of the oldest. Those before a gap are dropped."""
+        if self.samples and sample.now_ns - self.samples[-1].now_ns > _GAP_NS:
+            self.account.change(SAMPLE * len(self.samples), 0)
+            self.samples.clear()
         if len(self.samples) < MOST_SAMPLES and not self.account.take(SAMPLE):
             if not self.samples:
                 return

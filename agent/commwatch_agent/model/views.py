@@ -312,7 +312,7 @@ class RankView:
     #: Ranks of its job on its node by the launcher's variables; ``None``: not known.
     node_ranks: list[int] | None = None
     #: Share (0 to 1) of the latest half minute, after its end of its last one, in which its main thread was ready to run but had no core, or was
-    #: stopped by a CPU quota; ``None``: not known.
+    #: stopped by a CPU quota; a standstill is left out. ``None``: not known.
     core_wait_share: float | None = None
 
 

@@ -364,7 +364,9 @@ def test_errors_that_follow() -> None:
         assert explains(hang, logged(name))
         assert not explains(hang, logged(name, NOW - 60))
         assert not explains(lost, logged(name))
-    late = replace(logged("gloo_error"), says="an operation failed: Timed out waiting 14000ms for recv operation to complete")
+    late = replace(
+        logged("gloo_error"), says="an operation failed: Timed out waiting 14000ms for recv operation to complete"
+    )
     assert explains(hang, late)
     assert not explains(hang, replace(late, began_at=NOW - 60))
     differ = found(replace(HANG, kind="desync", cause="sizes", seq=9))[0]

@@ -11,7 +11,16 @@ from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.processes import Processes
-from commwatch_agent.ingest.why_late import COMPUTES, IDLE, MOST_SAMPLES, NO_CORE, QUOTA, Sample, common_why
+from commwatch_agent.ingest.why_late import (
+    COMPUTES,
+    IDLE,
+    MOST_SAMPLES,
+    NO_CORE,
+    QUOTA,
+    Sample,
+    common_why,
+    waited_for_core,
+)
 from commwatch_agent.ingest.why_late import reason as why_of
 from commwatch_collectors.node.process import Usage
 from tests.agent.analysis.test_ended_operations import EVERY, node
@@ -216,3 +225,34 @@ def test_more_work_where_all_wait_for_cores(mine: list[Sample], code: str) -> No
         assert why.says == (
             "its main thread ran 15% of the time, those of the others 9%: it computes longer, on cores for which all ranks wait"
         )
+
+
+def test_standstill() -> None:
+    """In a standstill the samples of the time before it stay, so that a job that hung until its end keeps its share; with the next operation begin new ones."""
+    aggregate = JobTable()
+    (book,) = node([0], late=None).rank_totals()
+    book.pid = 42
+    aggregate.jobs["job"] = next(iter(node([0], late=None).jobs.values()))
+    aggregate.jobs["job"].rank_totals = {"ring-0": book}
+    now = 0
+    watch = Processes(
+        aggregate,
+        threading.RLock(),
+        state=lambda pid: "running",
+        usage=lambda pid: Usage(0, min(now, 40 * S) // 2, 0, None),  # it waits for nothing in the standstill
+        now_ns=lambda: now,
+    )
+
+    def share(*, from_s: int, until_s: int, moves: bool) -> float | None:
+        nonlocal now
+        for at in range(from_s, until_s):
+            now = at * S
+            book.recorded_ns = now if moves else book.recorded_ns
+            watch.tick()
+        return waited_for_core(book.samples)
+
+    book.longest_pause_ns = 2 * S
+    assert share(from_s=0, until_s=40, moves=True) == pytest.approx(0.5)
+    assert share(from_s=40, until_s=400, moves=False) == pytest.approx(0.5, abs=0.1)
+    assert share(from_s=400, until_s=401, moves=True) is None
+    assert share(from_s=401, until_s=410, moves=True) == 0.0
