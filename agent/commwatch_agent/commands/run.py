@@ -528,6 +528,6 @@ def _report(config: Config, history: Path, job: _Job, report_command: str, probe
         say("commwatch: the probe was loaded in the job but saw no collective of torch.distributed")
     else:
         say(
-            "commwatch: the probe was not loaded in any process of the job: they do not import torch, or do not find the probe on "
+            "commwatch: the probe was not loaded in any process of the job: none came to the end of its `import torch`, or they do not find the probe on "
             "PYTHONPATH (python -I or -E, a launcher that clears the environment, a container or node without that folder)"
         )

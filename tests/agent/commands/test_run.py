@@ -96,7 +96,10 @@ def test_exit_code_is_the_jobs(tmp_path: Path, code: str, expected: int) -> None
     done = run(tmp_path / "run", *python(code))
     assert done.returncode == expected, done.stderr
     assert done.stdout == ""
-    assert "the probe was not loaded in any process of the job: they do not import torch" in done.stderr
+    # The last two were killed before they could import it.
+    assert (
+        "the probe was not loaded in any process of the job: none came to the end of its `import torch`" in done.stderr
+    )
     assert left(tmp_path / "run") == []
     assert len(list((tmp_path / "run").glob("history-*.sqlite"))) == 1
 
