@@ -236,14 +236,14 @@ def _in_steps_s(answers: Answers, shown: OfJob) -> float | None:
     covered_s, sums = _covered_s(answers, shown, shown.by_rank), shown.by_rank
     if covered_s is None or not shown.steps:
         return covered_s
-    usual_s = median(step.duration_s for step in shown.steps)
+    usual_s = median([step.duration_s for step in shown.steps if not step.long] or [0.0])
     if any(row.by.get("startup") for row in sums.rows):
         if len(shown.steps) >= MOST_STEPS:  # the first step may not be one of them
             return None
         covered_s -= max(0.0, min(step.start_at for step in shown.steps) - max(sums.since or 0.0, shown.job.started_at))
     running, last = shown.job.state == "running", max(step.end_at for step in shown.steps)
     if not running:  # after its last step, a job ends or stands still
-        covered_s -= max(0.0, shown.job.last_seen_at - last)
+        covered_s -= max(0.0, min(sums.until or 0.0, shown.job.last_seen_at) - last)
     elif answers.about.at is not None and is_rate_stale(answers.about.at - last, usual_s):
         covered_s -= answers.about.at - last
     return covered_s if covered_s > 0 else None

@@ -325,6 +325,8 @@ def test_split_after_the_end() -> None:
         shown = of_job(job=ended, by_rank=sums, **more)
         for at in (NOW + 5, NOW + 500):
             assert f"30% transfer, {split}" in text(shown, cells=200, about=replace(answers().about, at=at))
+    hung = replace(shown, job=replace(ended, last_seen_at=NOW + 46))
+    assert "30% transfer, 10% waiting for rank 1" in text(hung, cells=200)
     none = text(of_job(job=ended, steps=[]), about=replace(answers().about, at=NOW + 5))
     assert "no step has ended in its last 30 s" in none
 
