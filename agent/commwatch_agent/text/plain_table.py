@@ -65,7 +65,7 @@ def _lines(texts: list[str], widths: list[int], lefts: list[bool]) -> Iterator[s
 
 
 def _pieces(text: str, cells: int) -> list[str]:
-    """Cut a text into pieces of at most ``cells`` cells; the second and later ones begin with an ellipsis.
+    """Cut a text into pieces of at most ``cells`` cells, at a blank if one is near the end; the second and later ones begin with an ellipsis.
 
     The ellipsis keeps a part of a foreign name from passing for a line of ours.
     """
@@ -74,6 +74,8 @@ def _pieces(text: str, cells: int) -> list[str]:
         end = len(text)
         while end > 2 and width(text[:end]) > cells:
             end -= 1
+        blank = text.rfind(" ", 0, end)
+        end = blank if blank > end // 3 else end
         pieces.append(text[:end])
         text = "…" + text[end:].lstrip()
     return [*pieces, text]

@@ -35,6 +35,13 @@ def test_continues_below() -> None:
     ]
 
 
+def test_broken_at_a_blank() -> None:
+    """A list of names is broken between two of them, if that leaves a third of the column."""
+    names = "bucket 1: blocks.3.attn.in_proj, blocks.3.attn.out_proj"
+    lines = columns(("part", "n"), [(names, "1")], 1, 50, keys=1)
+    assert [line.split("  ")[1] for line in lines[1:]] == ["bucket 1:", "…blocks.3.attn.in_proj,", "…blocks.3.attn.out_proj"]
+
+
 def test_long_names_are_broken() -> None:
     """A name that leaves no room for figures takes several lines, and all of it is there."""
     name = "data_parallel_group_of_the_first_stage" * 3
