@@ -321,6 +321,7 @@ def _ops(shared: Sequence[_Shared]) -> dict[int, Op]:
             dtype=first.dtype,
             backend=group.backend,
             on_device=bool(first.flags & ev.ON_DEVICE),
+            part=next((part.part for part in each.parts.values() if part.part is not None), None),
         )
     return found
 

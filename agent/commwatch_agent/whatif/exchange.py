@@ -17,6 +17,7 @@ from commwatch_agent.whatif.gradients import (
     WHOLE_ALREADY,
     Exchange,
     exchanges_of,
+    has_buckets_of,
 )
 from commwatch_agent.whatif.model import (
     LAUNCHES,
@@ -66,6 +67,8 @@ def _places(program: Program, numbers: Sequence[int]) -> dict[int, float]:
 class _Backward(NamedTuple):
     """When gradients are there: bytes by seconds of compute."""
 
+    #: When the forward pass before it began: after the backward pass before that, or with the step.
+    forward_s: float
     begin_s: float
     #: For each recorded operation, its place and the bytes up to it.
     places_s: list[float]
@@ -84,13 +87,14 @@ class _Backward(NamedTuple):
 
 
 def _backward(program: Program, exchange: Exchange) -> _Backward:
-    places = _places(program, exchange.numbers)
+    places = _places(program, [*exchange.after, *exchange.numbers])
     at = [places[number] for number in exchange.numbers]
     ends = exchange.ends_bytes
     per_byte = (at[-1] - at[0]) / (ends[-1] - ends[0]) if len(at) > 1 and ends[-1] > ends[0] else 0.0
     guessed = len(at) == 1
-    begin_s = at[0] * (1 - _BACKWARD) if guessed else max(0.0, at[0] - per_byte * ends[0])
-    return _Backward(begin_s, at, ends, guessed)
+    forward_s = max((places[number] for number in exchange.after), default=0.0)
+    begin_s = at[0] - (at[0] - forward_s) * _BACKWARD if guessed else max(forward_s, at[0] - per_byte * ends[0])
+    return _Backward(forward_s, begin_s, at, ends, guessed)
 
 
 def _rewrite(steps: list[Program], step: int, old: Sequence[int], inserts: Iterable[_At], waits: Sequence[Do]) -> None:
@@ -146,16 +150,22 @@ def _timed(model: Model, efficiency: float, op: Op) -> Op:
 
 
 def with_buckets(model: Model, bucket_bytes: float) -> Model:
-    """Return the model with gradients in buckets of this size, in the order of the recorded ones; steps with such buckets stay as they are.
+    """Return the model with gradients in buckets of this size, in the order of the recorded ones; those that DDP makes of it stay as they are.
+
+    Buckets of different backward passes stay apart.
 
     Raises:
         CannotAnswer: there is no exchange of gradients.
     """
     ops, numbers = dict(model.ops), _numbers(model)
     programs = {rank: list(steps) for rank, steps in model.programs.items()}
-    guessed = False
+    guessed, kept, unnamed = False, False, False
     for step in range(len(model.measured_s)):
         for exchange in exchanges_of(model, step, "other bucket sizes", (WHOLE,), NO_BUCKETS):
+            if has_buckets_of(exchange.ops, bucket_bytes):
+                kept = True
+                continue
+            unnamed |= len(exchange.ops) > 1 and any(op.part is None for op in exchange.ops)
             total, efficiency = exchange.size_bytes, _efficiency(model, exchange)
             if total > _MOST_BUCKETS * bucket_bytes:
                 raise CannotAnswer(
@@ -168,7 +178,7 @@ def with_buckets(model: Model, bucket_bytes: float) -> Model:
             for number, size in zip(made, buckets, strict=True):
                 ops[number] = _timed(model, efficiency, exchange.ops[0]._replace(size_bytes=size))
             for rank in exchange.ranks:
-                program = programs[rank][step]
+                program = model.programs[rank][step]
                 backward = _backward(program, exchange)
                 guessed |= backward.guessed and len(buckets) > 1
                 blocking = _blocks(program, exchange.numbers)
@@ -180,7 +190,12 @@ def with_buckets(model: Model, bucket_bytes: float) -> Model:
                 ]
                 at_end = [] if blocking else [Do(Kind.WAIT, op=number) for number in made]
                 _rewrite(programs[rank], step, exchange.numbers, inserts, at_end)
-    return replace(model, ops=ops, programs=programs, assumed=(*model.assumed, *_guess(guessed=guessed)))
+    known = (
+        *_guess(guessed=guessed),
+        *(["the recorded buckets are as DDP makes them of this size: by default, its first one is smaller"] * kept),
+        *(["nothing names the buckets: those of a step count as those of one backward pass"] * unnamed),
+    )
+    return replace(model, ops=ops, programs=programs, assumed=(*model.assumed, *known))
 
 
 def _launched(number: int, *, blocking: bool) -> list[Do]:
@@ -305,7 +320,7 @@ def sharded(model: Model) -> Model:
                 op, carries = ("reduce_scatter", "gradients") if what == "reduce" else ("all_gather", "parameters")
                 ops[number] = _timed(model, efficiency, exchange.ops[unit]._replace(op=op, carries=carries))
             for rank in exchange.ranks:
-                backward = _backward(programs[rank][step], exchange)
+                backward = _backward(model.programs[rank][step], exchange)
                 guessed |= backward.guessed
                 overlaps = exchange.ops[0].on_device
                 inserts = _sharded_units(backward, made, overlaps=overlaps)
@@ -317,12 +332,14 @@ def sharded(model: Model) -> Model:
 def _sharded_units(backward: _Backward, made: Mapping[tuple[str, int], int], *, overlaps: bool) -> list[_At]:
     """Return what the units of FSDP do in a step; the first unit of the backward pass is the last of the forward pass."""
     units, total = len(backward.ends_bytes), max(1e-9, backward.ends_bytes[-1])
-    begins = [0.0, *backward.ends_bytes]
+    forward_s, begin_s = backward.forward_s, backward.begin_s
     out: list[_At] = []
-    forward = [backward.begin_s * (1 - begins[unit + 1] / total) for unit in reversed(range(units))]
+    forward = [
+        forward_s + (begin_s - forward_s) * (1 - backward.ends_bytes[unit] / total) for unit in reversed(range(units))
+    ]
     order = [made["forward", unit] for unit in reversed(range(units))]
     out += _gathers(order, forward, overlaps=overlaps)
-    back = [backward.begin_s, *backward.places_s[:-1]]
+    back = [begin_s, *backward.places_s[:-1]]
     ahead = [back[0], *back[:-1]]  # also on the CPU, FSDP2 gathers the next unit in the backward pass early
     for unit in range(units):
         launch, wait = Do(Kind.LAUNCH, op=made["backward", unit]), Do(Kind.WAIT, op=made["backward", unit])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from commwatch_agent.whatif.model import CannotAnswer, Kind, Model, Op
@@ -16,14 +16,22 @@ SHARDED_ALREADY = "the job shards its gradients already, as FSDP does"
 WHOLE_ALREADY = "the job exchanges whole gradients already, as DDP does"
 
 
+#: Begins the name of the bucket that DDP reduces first in each backward pass.
+_FIRST_BUCKET = "bucket 0:"
+#: How large DDP makes buckets by default, in bytes, and the first one.
+_DEFAULT_BYTES, _DEFAULT_FIRST_BYTES = 25 << 20, 1 << 20
+
+
 @dataclass
 class Exchange:
-    """The exchange of gradients of one group in one step, as all its ranks made it."""
+    """The exchange of gradients of one group in one backward pass, as all its ranks made it."""
 
     numbers: list[int]
     ops: list[Op]
     #: Ranks that take part.
     ranks: list[int]
+    #: Numbers of the operations of the pass before it in the step.
+    after: list[int] = field(default_factory=list)
 
     @property
     def size_bytes(self) -> float:
@@ -38,7 +46,7 @@ class Exchange:
 def exchanges_of(
     model: Model, step: int, what: str, kinds: Sequence[str] = (WHOLE, SHARDED), others: str = ""
 ) -> list[Exchange]:
-    """Return the exchanges of a step by group.
+    """Return the exchanges of a step by group and backward pass, as far as the names of buckets and units show the passes.
 
     Args:
         what: the change, for the text of the error.
@@ -64,4 +72,43 @@ def exchanges_of(
         raise CannotAnswer(
             f"{what}: {others if is_other else 'the recorded steps have no exchange of gradients that it could change'}"
         )
-    return list(found.values())
+    return [each for whole in found.values() for each in _by_pass(model, whole)]
+
+
+def _by_pass(model: Model, whole: Exchange) -> list[Exchange]:
+    """Return the parts of an exchange of a step that belong to one backward pass each."""
+    passes: list[list[int]] = [[]]
+    names: set[str] = set()
+    for number in whole.numbers:
+        name = model.ops[number].part
+        if name is not None and names and (name in names or name.startswith(_FIRST_BUCKET)):
+            passes.append([])
+            names = set()
+        passes[-1].append(number)
+        names |= set() if name is None else {name}
+    return [
+        Exchange(numbers, [model.ops[number] for number in numbers], whole.ranks, before)
+        for before, numbers in zip([[], *passes], passes, strict=False)
+    ]
+
+
+def has_buckets_of(ops: Sequence[Op], bucket_bytes: float) -> bool:
+    """Return whether DDP makes these buckets of a backward pass with a ``bucket_cap_mb`` of so many bytes.
+
+    DDP ends a bucket with the gradient that makes it large enough, and the last one has what is left.
+    """
+    if len(ops) < 2 or not (ops[0].part or "").startswith(_FIRST_BUCKET):
+        return False
+    first, *middle, last = ops
+    is_default = bucket_bytes == _DEFAULT_BYTES
+    return (
+        (_is_full(first, bucket_bytes) or (is_default and _is_full(first, _DEFAULT_FIRST_BYTES)))
+        and all(_is_full(op, bucket_bytes) for op in middle)
+        and (bool(middle) or last.size_bytes <= bucket_bytes or _is_full(last, bucket_bytes))
+    )
+
+
+def _is_full(bucket: Op, least_bytes: float) -> bool:
+    """Return whether it is as large as it has to be, and no larger than its last gradient explains: gradients are not divided."""
+    is_single = bucket.part is not None and not any(mark in bucket.part for mark in (", ", " … "))
+    return bucket.size_bytes >= least_bytes and (is_single or bucket.size_bytes < 2 * least_bytes)

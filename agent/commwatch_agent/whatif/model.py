@@ -76,6 +76,8 @@ class Op(NamedTuple):
     backend: str | None = None
     #: It ran on a GPU, where blocking operations do not block the thread.
     on_device: bool = False
+    #: The bucket or unit that it carries, as in ``history.operations.Operation``; ``None``: not known.
+    part: str | None = None
 
 
 @dataclass(frozen=True)

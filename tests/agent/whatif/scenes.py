@@ -30,6 +30,7 @@ def ddp(
     late_ms: int = 0,
     alpha_ms: float = 1.0,
     ms_per_mib: float = 10.0,
+    names: Sequence[str] = (),
 ) -> tuple[list[TraceOperation], dict[int, list[StepSpan]]]:
     """Operations and steps of DDP: each rank computes before each bucket, and waits for all of them before its optimizer.
 
@@ -37,6 +38,7 @@ def ddp(
         late_ms: more compute of the last rank in each step.
         alpha_ms: α of the link; a bucket of S bytes among n ranks takes 2(n-1)(α + β·S/n).
         ms_per_mib: β.
+        names: what the buckets carry; empty: not known.
     """
     parts: list[TraceOperation] = []
     spans: dict[int, list[StepSpan]] = {rank: [] for rank in range(ranks)}
@@ -64,6 +66,7 @@ def ddp(
                     end,
                     ev.ASYNC,
                     ev.BY_FUTURE,
+                    names[at] if names else None,
                 )
                 for rank, launch in ((rank, launches[rank][at]) for rank in range(ranks))
             ]

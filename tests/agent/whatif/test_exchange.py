@@ -36,6 +36,15 @@ def _bytes(of: Model, step: int = 1) -> dict[str, float]:
     return found
 
 
+def _launches(of: Model, step: int = 1) -> list[tuple[float, str, float]]:
+    """After how many seconds of compute a rank launches the operations of a step, with their kinds and sizes."""
+    clock_s, found = 0.0, []
+    for do in of.programs[0][step]:
+        clock_s += do.seconds if do.kind == Kind.COMPUTE else 0.0
+        found += [(clock_s, of.ops[do.op].op, of.ops[do.op].size_bytes)] if do.kind == Kind.LAUNCH else []
+    return found
+
+
 @given(SIZES, st.integers(1 << 16, 32 * MIB))
 @examples(60)
 def test_buckets_keep_all_bytes(sizes: list[int], bucket: int) -> None:
@@ -50,6 +59,55 @@ def test_buckets_keep_all_bytes(sizes: list[int], bucket: int) -> None:
     assert compute == pytest.approx(
         sum(do.seconds for do in model(sizes=sizes).programs[0][1] if do.kind == Kind.COMPUTE)
     )
+
+
+def test_buckets_of_several_backward_passes() -> None:
+    """Buckets of different backward passes of a step stay apart, also those of two models; and the passes keep their places."""
+    names = ("bucket 0: b", "bucket 1: a") * 2
+    job = with_buckets(model(sizes=(4 * MIB, MIB) * 2, names=names), 100 * MIB)
+    assert [size for _, _, size in _launches(job)] == [5 * MIB, 5 * MIB]
+    one = model(sizes=(MIB,) * 3, names=("bucket 0: weight",) * 3)
+    assert _step_s(with_buckets(one, 25 * MIB)) == pytest.approx(_step_s(one))
+    assert any("one backward pass" in each for each in with_buckets(model(sizes=(MIB,) * 3), 25 * MIB).assumed)
+    two = with_buckets(model(sizes=(MIB, MIB), names=("bucket 0: generator", "bucket 0: critic")), 25 * MIB)
+    assert _bytes(two)["all_reduce"] == 2 * MIB
+    assert len(_launches(two)) == 2
+    split = _launches(with_buckets(model(sizes=(4 * MIB,) * 2, names=("bucket 0: weight",) * 2), MIB))
+    # The first third of a micro-step is its forward pass.
+    assert [at_s for at_s, _, _ in split] == pytest.approx(
+        [0.020 * (n + 1 / 3 + k / 6) for n in (0, 1) for k in range(1, 5)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cap", "is_same"),
+    [
+        ((1.2, 26, 30, 9), 25, True),  # the defaults of DDP
+        ((1.2, 9), 25, True),
+        ((1.2, 26, 160), 25, True),  # an embedding is not divided
+        ((4.1, 4.1, 4.1, 2), 4, True),
+        ((4.1, 4.1, 4.1, 2), 25, False),
+        ((4, 4), 25, False),
+        ((1.2, 26, 30, 9), 1, False),
+        ((1.2, 9), 100, False),  # of which DDP makes one
+    ],
+)
+def test_buckets_that_the_job_has(sizes: tuple[float, ...], cap: float, *, is_same: bool) -> None:
+    """A size that the job's buckets have already changes nothing, and the answer has that: DDP's first bucket is smaller by default."""
+    names = [f"bucket {n}: a … b (3 parameters)" for n in range(len(sizes))]
+    job = model(sizes=[int(each * MIB) for each in sizes], names=names)
+    after = with_buckets(job, cap * MIB)
+    assert (after.programs == job.programs) == is_same
+    assert any("as DDP makes them of this size" in each for each in after.assumed) == is_same
+
+
+def test_sharding_of_several_backward_passes() -> None:
+    """With FSDP in place of DDP, each pass gathers its units; those of the second one after the first one."""
+    job = model(sizes=(4 * MIB, 4 * MIB) * 2, names=("bucket 0: b", "bucket 1: a") * 2)
+    after = sharded(job)
+    assert _bytes(after) == {"all_gather": 8 * 4 * MIB, "reduce_scatter": 4 * 4 * MIB}
+    gathered_s = [at_s for at_s, op, _ in _launches(after) if op == "all_gather"]
+    assert [at_s > 0.040 - 1e-6 for at_s in gathered_s] == [False] * 4 + [True] * 4
 
 
 @given(SIZES, st.floats(0.01, 1))
