@@ -70,12 +70,26 @@ def _named(facts: Facts) -> str:
     return "transfer" if facts.left_out else "communication"
 
 
+def _and_waiting(facts: Facts) -> str:
+    """Return what fewer exchanges save beside their transfer: waiting stays if one rank is always late, and becomes less if each is late in turn."""
+    return f", and perhaps part of the waiting ({percent(facts.left_out)})" if facts.left_out >= WORTH else ""
+
+
 # -- rules --------------------------------------------------------------------------------------
+
+
+def _exchange_once(facts: Facts) -> Iterator[Found]:
+    kind = max((kind for kind in facts.kinds if kind.repeat.passes > 1), key=lambda kind: kind.seconds, default=None)
+    if kind is not None:
+        saves = facts.saves(kind.seconds * kind.repeat.again)
+        passes = f"each step has {kind.repeat.passes} backward passes, and each of them exchanges the same gradients"
+        gain = f"exchanging them only in the last one would save {UP_TO}{percent(saves)} of a step{_and_waiting(facts)}"
+        yield Found([*_about(facts, kind), passes], gain, saves, kind.knob("exchange_once"))
 
 
 def _accumulate(facts: Facts) -> Iterator[Found]:
     kind = facts.gradients
-    if kind is None or facts.comm <= BOTTLENECK_SHARE or facts.visible * facts.comm <= WORTH:
+    if kind is None or kind.repeat.passes > 1 or facts.comm <= BOTTLENECK_SHARE or facts.visible * facts.comm <= WORTH:
         return
     exchange = min(facts.comm, kind.seconds / facts.step_s)
     # Of an exchange, only the exposed part takes time: k micro-steps take k times the rest of the step, and that part once.
@@ -91,11 +105,9 @@ def _accumulate(facts: Facts) -> Iterator[Found]:
     before, after = facts.of_step(facts.comm), facts.of_step(other + exchange / steps) / (1 - saves)
     above = f", which is still above {percent(BOTTLENECK_SHARE)}," if after > BOTTLENECK_SHARE + 1e-9 else ""
     gain = f"accumulating over {steps} steps reduces {_named(facts)} from {percent(before)} to {percent(after)}{above}"
-    # The bound leaves the waiting out: it stays if one rank is always late, and becomes less if each is late in turn.
-    waiting = f", and perhaps part of the waiting ({percent(facts.left_out)})" if facts.left_out >= WORTH else ""
     yield Found(
         _about(facts, kind),
-        f"{gain} and saves {UP_TO}{percent(saves)} of the time per sample{waiting}",
+        f"{gain} and saves {UP_TO}{percent(saves)} of the time per sample{_and_waiting(facts)}",
         saves,
         kind.knob("accumulate_gradients"),
         remedies=[Remedy("", {"accumulate": steps}, saves)],
@@ -109,8 +121,8 @@ def _larger_buckets(facts: Facts) -> Iterator[Found]:
             continue
         # Once latency is a tenth of the time, larger buckets gain little.
         good = _PER_LATENCY * messages(kind.op, kind.group_size) * kind.curve.alpha_s / (factor * kind.curve.beta_s)
-        total = kind.per_step * kind.size_bytes
-        count = max(1, ceil(total / good)) if good > 0 else kind.per_step
+        total, passes = kind.per_step * kind.size_bytes, kind.repeat.passes
+        count = passes * max(1, ceil(total / passes / good)) if good > 0 else kind.per_step
         saved = latency * (1 - count / kind.per_step)
         if kind.size_bytes >= good or facts.saves(saved) < LEAST_GAIN:
             continue
@@ -305,6 +317,8 @@ RULES = (
          "Do it less often, beside the training, or on all ranks at once.", pausing_rank),
     Rule("uneven_work", "the ranks take turns being late", "Give all ranks the same amount of work in each step: batches of similar length "
          "(bucketing, packing), even loading, and no work that only one rank does between collectives.", uneven_ranks),
+    Rule("exchange_once", "gradients are exchanged in each of several backward passes of a step", "Exchange gradients only in the last backward "
+         "pass before the optimizer.", _exchange_once),
     Rule("accumulate_gradients", "exchange gradients less often", "Accumulate gradients over several micro-batches, and exchange "
          "them once. Adapt the learning rate to the larger batch.", _accumulate),
     Rule("larger_buckets", "operations are too small", "Put more data into each operation: larger buckets or units, or coalesced "
@@ -333,7 +347,9 @@ RULES = (
 
 
 #: Rules on the exchange of gradients, or that take waiting between ranks for uneven work or an idle pipeline: ranks that serve wait for requests.
-_OF_TRAINING = frozenset({"accumulate_gradients", "larger_buckets", "compression", "uneven_work", "micro_batches"})
+_OF_TRAINING = frozenset(
+    {"exchange_once", "accumulate_gradients", "larger_buckets", "compression", "uneven_work", "micro_batches"}
+)
 
 
 def advice_on(facts: Facts | None) -> list[Advice]:

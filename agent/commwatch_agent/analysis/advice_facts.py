@@ -11,6 +11,7 @@ from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.waits.links import Sending
 from commwatch_agent.model.alpha_beta import Curve
 from commwatch_agent.model.api_views import Remedy
+from commwatch_agent.model.model_parts.repeats import Repeat
 from commwatch_agent.model.nccl_views import NcclOperations
 from commwatch_collectors.nccl.views import Finding
 
@@ -65,6 +66,8 @@ class Kind(NamedTuple):
     #: The frameworks that exchange the gradients of the job, and the backend of the group; ``None``: not known.
     frameworks: frozenset[str] | None = None
     backend: str | None = None
+    #: What they communicate more than once in a step.
+    repeat: Repeat = Repeat()
 
     @property
     def spans_nodes(self) -> bool:

@@ -36,6 +36,7 @@ from commwatch_agent.model.api_views import Row
 from commwatch_agent.model.cells import SLOT_NS
 from commwatch_agent.model.durations import LAST, parse_age
 from commwatch_agent.model.host_views import HostView
+from commwatch_agent.model.model_parts.repeats import Repeat
 from commwatch_agent.model.nccl_views import NcclOperations
 from commwatch_agent.model.views import ITERATIONS, GroupView, JobView, RankView, StepView
 from commwatch_collectors.nccl.views import Finding
@@ -441,6 +442,7 @@ def _kinds(agent: QueryService, job_id: str, counts: Counts, latest: list[Operat
     local = most_on_a_host(groups, {view.rank: view.host for view in views})
     backends, frameworks = {group.group: group.backend for group in groups}, in_use(view.frameworks for view in views)
     dtypes = {(operation.group, operation.op): operation.dtype for operation in latest}
+    repeats = agent.repeats(job_id) if latest else {}
     total, ranks = sum(step.duration_s for step in steps), len({step.rank for step in steps})
     per_rank = sum(map(len, counts.steps_of.values())) / ranks
     waiting, sharded, kinds = _waiting_parts(counts), _is_sharded(counts.in_steps.operations), []
@@ -468,6 +470,7 @@ def _kinds(agent: QueryService, job_id: str, counts: Counts, latest: list[Operat
                 sharded=sharded,
                 frameworks=frameworks,
                 backend=backends.get(group),
+                repeat=repeats.get((group, op), Repeat()),
             )
         )
     return kinds

@@ -42,6 +42,12 @@ KNOBS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             PLAIN: "Add up the gradients of several micro-batches, and exchange them after the last one.",
         },
     },
+    "exchange_once": {
+        REPLICATED: {DDP: "DDP: `no_sync()` around the forward and the backward pass of all but the last micro-batch."},
+        SHARDED: {
+            FSDP2: "FSDP2: `set_requires_gradient_sync(False)` for all but the last micro-batch; until then, gradients are kept whole, which takes memory."
+        },
+    },
     "larger_buckets": {
         REPLICATED: {
             DDP: "DDP: a larger `bucket_cap_mb`.",

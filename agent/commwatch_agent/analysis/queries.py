@@ -27,6 +27,7 @@ from commwatch_agent.model.alpha_beta import Curve
 from commwatch_agent.model.api_views import Row
 from commwatch_agent.model.cells import NO_STEPS, NO_WAITS, SLOT_NS, Counted, GroupInfo
 from commwatch_agent.model.endings import failed, says
+from commwatch_agent.model.model_parts.repeats import Repeat
 from commwatch_agent.model.runs import Run, Stored
 from commwatch_agent.model.views import (
     ITERATIONS,
@@ -296,6 +297,17 @@ class QueryService:
         """Return whether operations of a job may carry known parts of its model."""
         with History(self.path, self._damaged) as history:
             return bool(history.names("parts", [ring.id for ring in history.rings(job)]))
+
+    def repeats(self, job: str) -> dict[tuple[str, str], Repeat]:
+        """Return what the latest steps of the first rank here communicate more than once, by group label and op."""
+        with History(self.path, self._damaged) as history:
+            rings = sorted(latest_of_ranks(history.rings(job)).values(), key=lambda ring: ring.rank)[:1]
+            reader = Reader(history, {ring.id: ring for ring in rings})
+            return {
+                (reader.names.group(ring.id, group).label, reader.names.op(ring.id, op)): each
+                for ring in rings
+                for (group, op), each in reader.parts.repeats(ring).items()
+            }
 
     def collective(
         self, group_id: str, seq: int, job: str | None = None

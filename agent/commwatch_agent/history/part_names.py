@@ -10,6 +10,7 @@ from commwatch.wire.ring import number_of
 from commwatch_agent.history.history import History
 from commwatch_agent.history.rows import RingRow
 from commwatch_agent.model.model_parts.joining import parts_of
+from commwatch_agent.model.model_parts.repeats import Repeat, repeats_of
 from commwatch_agent.model.model_parts.tables import PartTable, table_from
 
 #: Records that are joined at a time, and those before and after them that are read for it.
@@ -54,6 +55,14 @@ class PartNames:
         if len(self._blocks) > len(self._known) + 1:
             del self._blocks[next(iter(self._blocks))]
         return found.get(record.stamp)
+
+    def repeats(self, ring: RingRow) -> dict[tuple[int, int], Repeat]:
+        """Return what the latest steps of a ring communicate more than once, by group and operation."""
+        if ring.id not in self._texts:
+            return {}
+        known = self._of_ring(ring.id)
+        records = self._history.stretch(ring.id, ring.next_n - _BLOCK, ring.next_n + _NEWER)
+        return repeats_of(map(ev.Record._make, ev.RECORD.iter_unpack(records)), known.tables, known.dtypes)
 
     def _of_ring(self, ring: int) -> _OfRing:
         known = self._known.get(ring)

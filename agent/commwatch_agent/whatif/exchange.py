@@ -18,6 +18,7 @@ from commwatch_agent.whatif.gradients import (
     Exchange,
     exchanges_of,
     has_buckets_of,
+    is_repeated,
 )
 from commwatch_agent.whatif.model import (
     LAUNCHES,
@@ -256,7 +257,8 @@ def accumulated(model: Model, micro_steps: int) -> Model:
     """Return the model with so many micro-steps for each exchange of gradients; everything else happens in each of them.
 
     Raises:
-        CannotAnswer: there is no exchange of gradients, or the ranks do not show which operations are those of a micro-step.
+        CannotAnswer: there is no exchange of gradients, steps exchange some more than once, or the ranks do not show which operations are those of a
+            micro-step.
     """
     model = first_steps(model, _MOST_INSTRUCTIONS // micro_steps)
     ops, numbers = dict(model.ops), _numbers(model)
@@ -266,6 +268,11 @@ def accumulated(model: Model, micro_steps: int) -> Model:
         {number for each in exchanges_of(model, step, "accumulation") for number in each.numbers}
         for step in range(len(model.measured_s))
     ]
+    if any(is_repeated(model, of_step) for of_step in exchanged):
+        raise CannotAnswer(
+            "accumulation: a step exchanges the same gradients more than once, so it has several micro-steps already; if the optimizer needs only their "
+            "sum, exchange them in the last one"
+        )
     launches, repeats = Counter[int](), Counter[int]()
 
     def copied(do: Do, micro_step: int) -> Do:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -112,3 +112,9 @@ def _is_full(bucket: Op, least_bytes: float) -> bool:
     """Return whether it is as large as it has to be, and no larger than its last gradient explains: gradients are not divided."""
     is_single = bucket.part is not None and not any(mark in bucket.part for mark in (", ", " … "))
     return bucket.size_bytes >= least_bytes and (is_single or bucket.size_bytes < 2 * least_bytes)
+
+
+def is_repeated(model: Model, numbers: Iterable[int]) -> bool:
+    """Return whether operations of one step exchange a bucket or unit more than once."""
+    parts = [(op.group_id, op.op, op.part) for op in map(model.ops.__getitem__, numbers) if op.part is not None]
+    return len(parts) > len(set(parts))

@@ -16,6 +16,7 @@ from commwatch_agent.ingest.why_late import COMPUTES, IDLE, NO_CORE, QUOTA, comm
 from commwatch_agent.model.alpha_beta import Curve
 from commwatch_agent.model.api_views import Advice
 from commwatch_agent.model.host_views import Complaint
+from commwatch_agent.model.model_parts.repeats import Repeat
 from commwatch_agent.model.nccl_views import NcclOperations
 from commwatch_collectors.nccl.views import Finding
 from commwatch_collectors.spans import ranks
@@ -82,6 +83,7 @@ SPEAKS: dict[str, list[Facts]] = {
     "scarce_cores": [facts(for_cores=0.2)],
     "straggler": [facts(late={1: 0.2}), facts(late={1: 0.2}, waits={0: 0.2, 1: 0.15, 2: 0.3})],
     "pauses": [facts(pauses=Pauses(1, 9, 400, 2.8, 0.27)), facts(pauses=Pauses(1, 9, 400, 2.8, 0.27), late={2: 0.2})],
+    "exchange_once": [facts(kind(repeat=Repeat(4, 0.75))), facts(kind(repeat=Repeat(2, 0.5)), comm=0.05)],
     "accumulate_gradients": [facts(), facts(kind(op="reduce_scatter")), facts(exposed=None)],
     "larger_buckets": [facts(kind(per_step=100, size_bytes=1e4, curve=CURVE))],
     "overlap": [facts()],
@@ -125,7 +127,13 @@ SILENT: dict[str, list[Facts]] = {
         facts(pauses=Pauses(1, 9, 400, 2.8, 0.09)),
         facts(pauses=Pauses(1, 9, 400, 2.8, 0.2), late={1: 0.2}),
     ],
+    "exchange_once": [
+        facts(),
+        facts(kind(op="all_gather", repeat=Repeat(1, 0.5))),
+        facts(kind(repeat=Repeat(4, 0.75)), exposed=0.0),  # hidden
+    ],
     "accumulate_gradients": [
+        facts(kind(repeat=Repeat(4, 0.75))),  # that comes first
         facts(comm=0.29),
         facts(exposed=0.05),  # hidden
         facts(kind(group="tensor")),
@@ -285,6 +293,23 @@ def test_steps_are_not_enough() -> None:
     found = given("accumulate_gradients", about)
     assert found is not None
     assert ", which is still above 30%," in found.gain
+
+
+def test_gradients_of_several_backward_passes() -> None:
+    """Of four exchanges in 40 of 100 ms, three are not needed; the advice names the setting. Larger buckets are those of each pass."""
+    ddp = {"frameworks": frozenset({"ddp"}), "repeat": Repeat(4, 0.75)}
+    found = given("exchange_once", facts(kind(**ddp)))
+    assert found is not None
+    assert found.saves_share == pytest.approx(0.3)
+    assert found.gain == "exchanging them only in the last one would save up to 30% of a step"
+    assert "each step has 4 backward passes, and each of them exchanges the same gradients" in found.because
+    assert found.do.startswith("DDP: `no_sync()`")
+    assert gain("exchange_once", facts(kind(**ddp), exposed=0.2)) == pytest.approx(0.15)
+    assert given("larger_buckets", facts(kind(per_step=4, size_bytes=1e4, curve=CURVE, **ddp))) is None
+    sharded = kind(op="reduce_scatter", sharded=True, frameworks=frozenset({"fsdp2"}), repeat=Repeat(2, 0.5))
+    of_fsdp = given("exchange_once", facts(sharded))
+    assert of_fsdp is not None
+    assert "set_requires_gradient_sync(False)" in of_fsdp.do
 
 
 def test_larger_buckets_by_the_model() -> None:

@@ -13,6 +13,7 @@ from commwatch_agent.analysis.verdicts import merged_groups
 from commwatch_agent.model.api_views import Row
 from commwatch_agent.model.views import GroupView, StepView
 from commwatch_agent.report.job_advice import lately
+from tests.agent.model.test_model_parts import DTYPES, ENTRY, FLOAT, PASS
 from tests.helpers import MS, Watch, group_entry, mark, operation, write_ring
 
 USUAL_S, LONG_S = 0.1, 1.1
@@ -101,6 +102,27 @@ def test_ranks_that_compete_for_cores(tmp_path: Path, monkeypatch: pytest.Monkey
         found = lately(watch.agent, job, (), None, network=Network(), late=lambda _: {}, recorded=lambda: None)
         assert len([each for each in found if each.rule == "uneven_work"]) == number
         assert ("scarce_cores" in [each.rule for each in found]) == (share == 0.2)
+
+
+@pytest.mark.parametrize(("passes", "optimizers", "is_advised"), [(1, 1, False), (4, 1, True), (4, 2, False)])
+def test_several_backward_passes(tmp_path: Path, passes: int, optimizers: int, *, is_advised: bool) -> None:
+    """Buckets that the records name four times before each optimizer step are exchanged three times too often; not with several optimizers."""
+    watch = Watch(tmp_path)
+    names = [group_entry(0, (0, 1), "data"), ENTRY, *({"dtype": code, "name": name} for code, name in DTYPES.items())]
+    for rank in (0, 1):
+        records = [mark(0, MS, optimizer=0)]
+        for n in range(60):
+            begins = [n * 100 * MS + (10 + 5 * each) * MS for each in range(passes * len(PASS))]
+            records += [
+                operation(start_ns=begin, end_ns=begin + 4 * MS, seq=n * len(begins) + at, size=4 * PASS[at % len(PASS)], dtype=FLOAT)
+                for at, begin in enumerate(begins)
+            ]  # fmt: skip
+            records.append(mark(n + 1, (n + 1) * 100 * MS, began_ns=(n + 1) * 100 * MS - MS, optimizer=n % optimizers))
+        write_ring(watch.rings, records, names, rank=rank, world_size=2)
+    watch.tick(7000 * MS)
+    (job,) = watch.agent.jobs()
+    found = lately(watch.agent, job, (), None, network=Network(), late=lambda _: {}, recorded=lambda: None)
+    assert ("exchange_once" in [each.rule for each in found]) == is_advised
 
 
 def test_late_ranks_of_a_job_that_is_watched(tmp_path: Path) -> None:

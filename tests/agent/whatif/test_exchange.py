@@ -154,6 +154,13 @@ def test_unclear_micro_steps() -> None:
     assert _step_s(accumulated(replace(job, ops=ops, programs=both), 2)) > _step_s(job)
 
 
+def test_micro_steps_that_exchange_gradients() -> None:
+    """A step that exchanges the same bucket more than once is no micro-step; one of two models is."""
+    with pytest.raises(CannotAnswer, match="accumulation: a step exchanges the same gradients more than once"):
+        accumulated(model(sizes=(MIB,) * 4, names=("bucket 0: weight",) * 4), 4)
+    assert accumulated(model(sizes=(MIB,) * 2, names=("bucket 0: a", "bucket 0: b")), 4).samples == 4
+
+
 @pytest.mark.parametrize("ranks", [3, 4, 8])
 def test_more_ranks(ranks: int) -> None:
     """A job of two ranks becomes the job that has more of them on the same link."""
