@@ -114,6 +114,16 @@ def _accumulate(facts: Facts) -> Iterator[Found]:
     )
 
 
+def _keep_parameters(facts: Facts) -> Iterator[Found]:
+    for kind in facts.kinds if facts.visible * facts.comm > WORTH else ():
+        again = kind.repeat.again if kind.op == "all_gather" else 0.0
+        if again:
+            saves = facts.saves(kind.seconds * again)
+            part = f"{percent(again)} of the gathered bytes are units that the forward pass has gathered already"
+            gain = f"keeping them would save {UP_TO}{percent(saves)} of a step{_and_waiting(facts)}"
+            yield Found([*_about(facts, kind), part], gain, saves)
+
+
 def _larger_buckets(facts: Facts) -> Iterator[Found]:
     for kind in facts.kinds:
         latency, factor = kind.latency_s, bus_factor(kind.op, kind.group_size)
@@ -321,6 +331,8 @@ RULES = (
          "pass before the optimizer.", _exchange_once),
     Rule("accumulate_gradients", "exchange gradients less often", "Accumulate gradients over several micro-batches, and exchange "
          "them once. Adapt the learning rate to the larger batch.", _accumulate),
+    Rule("keep_parameters", "parameters are gathered again for the backward pass", "FSDP2: `fully_shard(…, reshard_after_forward=False)` keeps the "
+         "parameters of a unit from the forward to the backward pass. That takes memory for the whole parameters of all such units.", _keep_parameters),
     Rule("larger_buckets", "operations are too small", "Put more data into each operation: larger buckets or units, or coalesced "
          "collectives.", _larger_buckets),
     Rule("overlap", "little of the communication is hidden behind compute", "Start operations early and wait for them late (`async_op=True`), and "
@@ -348,7 +360,15 @@ RULES = (
 
 #: Rules on the exchange of gradients, or that take waiting between ranks for uneven work or an idle pipeline: ranks that serve wait for requests.
 _OF_TRAINING = frozenset(
-    {"exchange_once", "accumulate_gradients", "larger_buckets", "compression", "uneven_work", "micro_batches"}
+    {
+        "exchange_once",
+        "accumulate_gradients",
+        "keep_parameters",
+        "larger_buckets",
+        "compression",
+        "uneven_work",
+        "micro_batches",
+    }
 )
 
 
