@@ -10,6 +10,7 @@ from commwatch_agent.model.api_views import Row
 from commwatch_agent.model.cells import Counted
 from commwatch_agent.model.views import WaitView
 from commwatch_agent.reference.efficiency import Yardstick, curve_of
+from commwatch_agent.reference.references import Reference
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,15 @@ class Totals:
     rows: list[list[Row]]
     #: How long each rank waited for late ranks, by slot with joined collectives.
     waits: list[WaitView]
-    #: Expected durations by group label and op: from a reference of the link, else from the job's own best.
-    curves: dict[tuple[str, str], Curve]
+    #: References by group label and op, best first, as of ``Yardstick``.
+    references: dict[tuple[str, str], list[Reference]]
+
+    @property
+    def curves(self) -> dict[tuple[str, str], Curve]:
+        """Return expected durations by group label and op: from a reference of the link, else from the job's own best."""
+        every = {key: [curve_of(each, key[1]) for each in known] for key, known in self.references.items()}
+        first = {key: next((curve for curve in curves if curve is not None), None) for key, curves in every.items()}
+        return {key: curve for key, curve in first.items() if curve is not None}
 
 
 class Waits:
@@ -44,14 +52,9 @@ class Waits:
 def totals_of(cells: list[Counted], dimensions: list[list[str]], yardstick: Yardstick, waits: list[WaitView]) -> Totals:
     """Return what a report shows, with rows by each list of dimensions."""
     rows = [summarise(cells, by, yardstick.overall) for by in dimensions]
-    return Totals(rows, waits, _curves(cells, yardstick))
-
-
-def _curves(cells: list[Counted], yardstick: Yardstick) -> dict[tuple[str, str], Curve]:
-    found: dict[tuple[str, str], Curve] = {}
+    references: dict[tuple[str, str], list[Reference]] = {}
     for one in cells:
-        curves = (curve_of(reference, one.op) for reference in yardstick.references(one))
-        curve = next((curve for curve in curves if curve is not None), None)
-        if curve is not None:
-            found.setdefault((one.group, one.op), curve)
-    return found
+        known = yardstick.references(one)
+        if known:
+            references.setdefault((one.group, one.op), known)
+    return Totals(rows, waits, references)

@@ -172,6 +172,14 @@ def _line(one: Counted, fitted: Fit) -> Line:
     return Line(*about, curve.alpha_s, curve.bandwidth, fitted.error, *sizes)
 
 
+def expected(
+    references: Iterable[Reference], op: str, group_size: int, size_bytes: float
+) -> tuple[Reference, float] | None:
+    """Return the first reference that has an expected time for an operation, and that time in s; ``None``: none has."""
+    times = ((each, each.time_s(op, group_size, size_bytes)) for each in references)
+    return next(((each, time) for each, time in times if time is not None), None)
+
+
 def own_best(line: Line) -> Modelled:
     """Return the reference that a job's own curve gives."""
     return Modelled("own_best", line.op, Curve(line.alpha_s, 0.0 if line.bandwidth is None else 1 / line.bandwidth))
@@ -217,10 +225,9 @@ class Yardstick:
         found = []
         for pool in _pools(cells):
             references = self.references(pool.one)
-            times = ((each, each.time_s(pool.one.op, pool.one.group_size, pool.mean_size)) for each in references)
-            reference, expected = next(((each, time) for each, time in times if time is not None), (None, None))
-            if reference is not None and expected is not None and pool.measured_s > 0:
-                found.append((pool, _efficiency(pool, reference, expected, _verdict(pool, references))))
+            by = expected(references, pool.one.op, pool.one.group_size, pool.mean_size)
+            if by is not None and pool.measured_s > 0:
+                found.append((pool, _efficiency(pool, *by, _verdict(pool, references))))
         return [each for _, each in sorted(found, key=lambda item: -item[0].sums.busy_ns)]
 
     def overall(self, cells: Iterable[Counted]) -> tuple[float, str] | None:
@@ -231,8 +238,8 @@ class Yardstick:
         return next(((value, kind) for kind, value in kinds.items()), None) if len(kinds) == 1 else None
 
 
-def _efficiency(pool: _Pool, reference: Reference, expected: float, verdict: str | None) -> Efficiency:
-    one, efficiency = pool.one, expected / pool.measured_s
+def _efficiency(pool: _Pool, reference: Reference, expected_s: float, verdict: str | None) -> Efficiency:
+    one, efficiency = pool.one, expected_s / pool.measured_s
     return Efficiency(
         job_id=one.job_id,
         group_id=one.group_id,
@@ -243,7 +250,7 @@ def _efficiency(pool: _Pool, reference: Reference, expected: float, verdict: str
         count=pool.timed,
         measured="transfer" if pool.joined else "duration",
         measured_s=pool.measured_s,
-        expected_s=expected,
+        expected_s=expected_s,
         efficiency=efficiency,
         reference=reference.kind,
         reference_name=reference.name,
@@ -255,20 +262,20 @@ def _verdict(pool: _Pool, references: Iterable[Reference]) -> str | None:
     """Return what limits these operations, by the first reference that can tell. Inconclusive ones, and durations that include waiting, cannot
     show that a link is always slow."""
     for reference in references:
-        expected = reference.time_s(pool.one.op, pool.one.group_size, pool.mean_size)
-        if expected is not None and reference.kind != "hardware":
-            return _limited_by(pool, reference, expected)
+        time_s = reference.time_s(pool.one.op, pool.one.group_size, pool.mean_size)
+        if time_s is not None and reference.kind != "hardware":
+            return _limited_by(pool, reference, time_s)
     return None
 
 
-def _limited_by(pool: _Pool, reference: Reference, expected: float) -> str | None:
-    if expected / pool.measured_s < BELOW_THE_LINK and reference.kind not in INCONCLUSIVE and pool.joined:
+def _limited_by(pool: _Pool, reference: Reference, expected_s: float) -> str | None:
+    if expected_s / pool.measured_s < BELOW_THE_LINK and reference.kind not in INCONCLUSIVE and pool.joined:
         return "below the link"
     curve = curve_of(reference, pool.one.op)
     if curve is None:
         return None
     latency = curve.latency_s(pool.one.op, pool.one.group_size)
-    return "latency-bound" if latency > expected / 2 else "bandwidth-bound"
+    return "latency-bound" if latency > expected_s / 2 else "bandwidth-bound"
 
 
 def curve_of(reference: Reference, op: str) -> Curve | None:

@@ -241,7 +241,7 @@ def _slowest(agent: QueryService, job_id: str) -> list[PartFigures]:
     if not agent.has_parts(job_id):
         return []
     operations = agent.operations(0, 1 << 62, None, lambda _: True, MOST_OPERATIONS, job=job_id)
-    return slowest(operations, agent.curves(job_id))[:MOST_ROWS]
+    return slowest(operations, agent.totals(job_id, []).references)[:MOST_ROWS]
 
 
 def _unjoined_share(operations: list[Row]) -> float | None:

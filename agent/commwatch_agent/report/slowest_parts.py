@@ -9,7 +9,8 @@ from types import MappingProxyType
 
 from commwatch.wire.events import SYMMETRIC
 from commwatch_agent.history.operations import Operation
-from commwatch_agent.model.alpha_beta import Curve
+from commwatch_agent.reference.efficiency import expected
+from commwatch_agent.reference.references import Reference
 from commwatch_agent.text.units import percent, rate, seconds, size
 
 #: Most operations that are looked at, the latest; and most rows.
@@ -44,24 +45,24 @@ class PartFigures:
 
 
 def slowest(
-    operations: Iterable[Operation], curves: Mapping[tuple[str, str], Curve] = MappingProxyType({})
+    operations: Iterable[Operation], references: Mapping[tuple[str, str], Sequence[Reference]] = MappingProxyType({})
 ) -> list[PartFigures]:
     """Return the figures of each part, that with the most time without waits first; operations without a part or a duration are left out.
 
     Args:
-        curves: expected durations by group label and op.
+        references: by group label and op, as in ``Totals``.
     """
     known = [one for one in operations if one.part is not None and one.duration_s is not None]
     transfers = _transfers(known)
     found: dict[tuple[str, str, str, int], list[Operation]] = {}
     for one in known:
         found.setdefault((str(one.part), one.group, one.op, one.size_bytes or 0), []).append(one)
-    figures = (_figures(of_kind, transfers, curves.get(kind[1:3])) for kind, of_kind in found.items())
+    figures = (_figures(of_kind, transfers, references.get(kind[1:3], ())) for kind, of_kind in found.items())
     return sorted(figures, key=lambda each: -each.transfer_s)
 
 
 def _figures(
-    of_kind: list[Operation], transfers: Mapping[tuple[str, int, int], float], curve: Curve | None
+    of_kind: list[Operation], transfers: Mapping[tuple[str, int, int], float], references: Sequence[Reference]
 ) -> PartFigures:
     """Return the figures of operations that carry one part; where waits are known, of the operations that have one, so that the values agree."""
     first = of_kind[0]
@@ -71,7 +72,7 @@ def _figures(
     time_s = sum(map(_duration, judged))
     bus_bytes = [one.busbw * _duration(one) for one in judged if one.busbw is not None]
     transfer_s = fmean(transfers[_place(one)] for one in joined) if is_joined else None
-    expected_s = None if curve is None else curve.time_s(first.op, first.group_size, first.size_bytes or 0)
+    by = expected(references, first.op, first.group_size, first.size_bytes or 0)
     return PartFigures(
         part=str(first.part),
         group=first.group,
@@ -81,7 +82,7 @@ def _figures(
         mean_s=time_s / len(judged),
         wait_s=fmean(_duration(one) - transfers[_place(one)] for one in joined) if is_joined else None,
         busbw=sum(bus_bytes) / time_s if bus_bytes else None,
-        efficiency=expected_s / transfer_s if expected_s and transfer_s else None,
+        efficiency=by[1] / transfer_s if by is not None and transfer_s else None,
     )
 
 

@@ -12,13 +12,14 @@ import pytest
 from playwright.sync_api import expect
 
 from commwatch_agent.model.alpha_beta import Curve
+from commwatch_agent.reference.references import Measured, Modelled, References, save
 from commwatch_agent.report import report_page, report_text, slowest_parts, timeline_export
 from commwatch_agent.report.charts import NOTHING
 from commwatch_agent.report.report import Report, build
 from commwatch_agent.report.slowest_parts import PartFigures, slowest
 from commwatch_agent.report.timeline_export import Window
 from commwatch_agent.report.timeline_parts import Page, part_of, trace_of
-from tests.agent.model.test_model_parts import DTYPES, ENTRY, PASS, step
+from tests.agent.model.test_model_parts import DTYPES, ENTRY, FLOAT, PASS, reduced, step
 from tests.helpers import MS, Watch, group_entry, mark, write_ring
 
 if TYPE_CHECKING:
@@ -176,12 +177,33 @@ def test_nothing_known(tmp_path: Path) -> None:
     assert "slowest parts" not in report_text.text(found)
 
 
+def test_efficiency_of_parts_and_of_operations(tmp_path: Path) -> None:
+    """The only part of an operation has the efficiency of that operation, also where the times of a reference are on no curve."""
+    references = References(tmp_path / "references")
+    points = {256: 1e-4, 1 << 10: 5e-4, 4 << 10: 8e-4, 1 << 20: 1e-3}
+    save(references.where, Measured("bench", "x", "gloo", 2, (), 0.0, {"all_reduce": points}, "test"))
+    watch = Watch(tmp_path / "watch")
+    watch.agent.references = references
+    bucket = {"parts": 1, "since": 0, "names": ["bucket 0: a"], "order": [[0, "all_reduce", 1 << 10, [0]]]}
+    names = [group_entry(0, (0, 1), backend="gloo"), bucket, {"dtype": FLOAT, "name": "float32"}]
+    for rank in range(2):
+        records = [mark(0, 100 * MS)]
+        for n in range(1, STEPS + 1):
+            records += [reduced(n * 100 + 1, 1 << 10, seq=n), mark(n, (n + 1) * 100 * MS)]
+        write_ring(watch.rings, records, names, rank=rank, world_size=2)
+    watch.tick()
+    found = report_of(watch)
+    (row,), (part,) = found.operations, found.slowest_parts
+    assert row.reference == "bench"
+    assert row.efficiency == part.efficiency == pytest.approx(0.8)
+
+
 def test_slowest_without_the_wait(watch: Watch) -> None:
     """A part that waits for a late rank is not the slowest for that; with a reference, each part has its efficiency, as of the time without the wait."""
     operations = list(watch.agent.operations(0, 1 << 62, None, lambda _: True, 1000))
     waits = [replace(one, duration_s=1.0) if one.part == "middle" and one.rank == 0 else one for one in operations]
     assert max(slowest(waits), key=lambda each: each.mean_s).part == "middle"
-    found = slowest(waits, {("default_pg", "all_reduce"): Curve(0.0, 1e-5)})
+    found = slowest(waits, {("default_pg", "all_reduce"): [Modelled("catalogue", "x", Curve(0.0, 1e-5))]})
     assert found[-1].part == "middle"
     assert found[-1].efficiency == pytest.approx(40e-5 / 1e-3)
     assert slowest_parts.table(found)[0][-1] == "efficiency"
