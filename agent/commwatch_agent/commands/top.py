@@ -26,7 +26,7 @@ from commwatch_agent.job.merging import covered
 from commwatch_agent.model.api_views import Row, Summary
 from commwatch_agent.model.endings import state_in_words
 from commwatch_agent.model.views import ITERATIONS, InFlight, RankView, StepView
-from commwatch_agent.reference.missing import SHORT, lacks_reference
+from commwatch_agent.reference.missing import SHORT, lack_reference
 from commwatch_agent.report.report_text import job_state
 from commwatch_agent.report.what_happened import late_within
 from commwatch_agent.text.terminal_text import clean
@@ -437,7 +437,7 @@ def _operation_table(
     if more:
         return [*lines, Text(f"and {more} more", "dim")]
     has_room = len(SHORT) <= cells and (height is None or len(lines) < height)
-    return [*lines, Text(SHORT, "dim")] if has_room and any(map(lacks_reference, operations)) else lines
+    return [*lines, Text(SHORT, "dim")] if has_room and lack_reference(operations) else lines
 
 
 def _operation_cells(row: Row, covered_s: float | None) -> tuple[str, ...]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from commwatch_agent.model.api_views import Row
+from commwatch_agent.reference.references import MEASURED
 
 #: In one line of a terminal.
 SHORT = "eff –: no reference for the link; measure one: commwatch bench -- LAUNCHER"
 
 
-def lacks_reference(row: Row) -> bool:
-    """Return whether operations have a bus bandwidth that no reference of any kind judges."""
-    return row.busbw is not None and row.efficiency is None
+def lack_reference(rows: Collection[Row]) -> bool:
+    """Return whether some operations have a bus bandwidth that no reference of any kind judges, nor others of their group: measure these.
+
+    Where there are measurements of a group, only the sizes of its other operations were not measured.
+    """
+    measured = {row.by.get("group") for row in rows if row.efficiency is not None and row.reference in MEASURED}
+    return any(row.busbw is not None and row.efficiency is None and row.by.get("group") not in measured for row in rows)
 
 
 def is_own_best(row: Row) -> bool:
@@ -28,9 +33,7 @@ def how_to_judge(rows: Iterable[Row], ranks_per_host: int, *, has_links: bool = 
     """
     rows = list(rows)
     which = [
-        text
-        for text, wanted in (("–", lacks_reference), ("of own best", is_own_best))
-        if any(wanted(row) for row in rows)
+        text for text, wanted in (("–", lack_reference(rows)), ("of own best", any(map(is_own_best, rows)))) if wanted
     ]
     if not which:
         return ""

@@ -25,7 +25,7 @@ _MOST_ADVICE = 5
 OPERATION_HEAD = ("group", "op", "ranks", "count", "bytes", "p50", "p99", "algbw", "busbw", "wait", "efficiency")
 LEGEND = (
     "Count, bytes, wait: sums over ranks. Wait: for late ranks in collectives, for the peer in send and recv. algbw and busbw: over the whole "
-    "duration, waiting included; efficiency: without it."
+    "duration, waiting included; efficiency: without it, of sizes for which the reference has a time."
 )
 _REFERENCES = {
     "bench": "bench",

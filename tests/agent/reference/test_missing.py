@@ -24,9 +24,11 @@ OWN, BARRIER = row(KIND, reference="own_best"), row(KIND, efficiency=None, refer
     [
         ([GOOD, BARRIER], ""),
         ([], ""),
-        ([GOOD, UNKNOWN], "Efficiency –:"),
+        ([row({**KIND, "group": "tp"}), UNKNOWN], "Efficiency –:"),
         ([OWN], "Efficiency of own best:"),
         ([OWN, UNKNOWN, BARRIER], "Efficiency – or of own best:"),
+        ([row(KIND, reference="catalogue"), UNKNOWN], "Efficiency –:"),
+        ([row(KIND, reference="bench"), UNKNOWN], ""),  # of sizes that were not measured
     ],
 )
 def test_what_is_not_known(rows: list[Row], which: str) -> None:
@@ -62,6 +64,8 @@ def test_in_top() -> None:
     unknown = of_job(by_operation=Summary(NOW - 10, NOW, ["group", "op"], [UNKNOWN]))
     assert text(unknown).splitlines()[-1] == SHORT
     assert SHORT not in text(of_job())
+    of_other_sizes = [row(KIND, reference="bench"), UNKNOWN]
+    assert SHORT not in text(of_job(by_operation=Summary(NOW - 10, NOW, ["group", "op"], of_other_sizes)))
     assert SHORT not in text(unknown, cells=len(SHORT) - 1)
     height = len(text(unknown).splitlines()) - 1
     assert SHORT not in text(unknown, height=height)
