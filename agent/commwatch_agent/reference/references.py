@@ -111,17 +111,21 @@ class Measured:
     def time_s(self, op: str, group_size: int, size_bytes: float) -> float | None:
         """Return the expected time in seconds; ``None`` where it is not known.
 
-        For the measured number of ranks it is interpolated on logarithmic scales; for others it comes from the α-β curve through the operation's
-        points. An operation that was not measured gets the curve of all_reduce, as if it used the links alike: an estimate. Sizes outside of the
-        measured ones have none.
+        For the measured number of ranks, and a size within the measured ones, it is interpolated on logarithmic scales.
+        Otherwise it comes from the α-β curve through the operation's points. An operation that was not measured gets the
+        curve of all_reduce, as if it used the links alike: an estimate. Sizes below the measured ones have none.
         """
         by = op if self.points.get(op) else self.STAND_IN
         points, fitted = self.points.get(by), self.fits.get(by)
-        if not points or not min(points) <= size_bytes <= max(points):
+        if not points or size_bytes < min(points):
             return None
-        if by == op and group_size == self.group_size:
+        is_measured = size_bytes <= max(points)
+        if by == op and group_size == self.group_size and is_measured:
             return _between(points, size_bytes)
-        return None if fitted is None else fitted.curve.time_s(op, group_size, size_bytes)
+        # A curve that does not depend on size cannot be extrapolated to larger sizes.
+        if fitted is None or (fitted.curve.beta_s == 0 and not is_measured):
+            return None
+        return fitted.curve.time_s(op, group_size, size_bytes)
 
     @cached_property
     def fits(self) -> Mapping[str, Fit]:

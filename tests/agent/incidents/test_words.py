@@ -61,7 +61,12 @@ def test_names_are_filled_in(about: Mapping[str, str], text: str) -> None:
 
 def test_stacks_without_a_place() -> None:
     """Where stacks of a late rank show no place of its own, report and diagnosis say that; a known place, or what a stack needs, counts instead."""
-    alike = EvidenceItem("stack", AT, "in 98 samples, rank 2 spent no more of its time at any place than another rank", {"rank": 2, "pid": 71})
+    alike = EvidenceItem(
+        "stack",
+        AT,
+        "in 98 samples, rank 2 spent no more of its time at any place than another rank",
+        {"rank": 2, "pid": 71},
+    )
     known = EvidenceItem("stack", AT, "rank 2 was in load", {"rank": 2, "place": "load (a.py:1)"})
     needs = EvidenceItem("stack", AT, "no stack", {"rank": 2, "needs": "install py-spy"})
     assert [no_place(each) for each in ((alike,), (alike, known), (needs,), ())] == [alike.text, "", "", ""]

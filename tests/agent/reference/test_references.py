@@ -97,20 +97,27 @@ def test_between_neighbours(size: float) -> None:
     assert points[below] * (1 - 1e-9) <= time <= points[above] * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("group_size", [2, 8])
-def test_other_ranks_by_the_curve(group_size: int) -> None:
-    """Other numbers of ranks go by the curve through the points."""
-    assert measured().time_s("all_reduce", group_size, 4096) == pytest.approx(
-        CURVE.time_s("all_reduce", group_size, 4096), rel=1e-3
+@pytest.mark.parametrize(("group_size", "size"), [(4, 1 << 28), (8, 4096), (2, 1 << 28)])
+def test_elsewhere_by_the_curve(group_size: int, size: int) -> None:
+    """Larger sizes and other numbers of ranks go by the curve through the points."""
+    assert measured().time_s("all_reduce", group_size, size) == pytest.approx(
+        CURVE.time_s("all_reduce", group_size, size), rel=1e-3
     )
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather"])
 @pytest.mark.parametrize("group_size", [2, 4])
-@pytest.mark.parametrize("size", [16, SIZES[0] - 1, SIZES[-1] + 1, 1 << 28])
-def test_sizes_outside_of_the_measured_ones(op: str, group_size: int, size: int) -> None:
-    """Sizes that no measurement reaches have no expected time, also of an operation that only the curve of all_reduce gives one."""
+@pytest.mark.parametrize("size", [16, SIZES[0] - 1])
+def test_sizes_below_the_measured_ones(op: str, group_size: int, size: int) -> None:
+    """Sizes below all measurements have no expected time, also of an operation that only the curve of all_reduce gives one."""
     assert measured().time_s(op, group_size, size) is None
+
+
+def test_size_made_no_difference() -> None:
+    """A flat curve shows nothing of sizes above those measured."""
+    flat = measured(points={"all_reduce": dict.fromkeys(SIZES, 1e-3)})
+    assert flat.time_s("all_reduce", 2, SIZES[0]) == pytest.approx(1e-3 / 3, rel=0.1)
+    assert flat.time_s("all_reduce", 4, SIZES[-1] * 2) is None
 
 
 def test_operation_that_was_not_measured() -> None:

@@ -39,7 +39,11 @@ def test_broken_at_a_blank() -> None:
     """A list of names is broken between two of them, if that leaves a third of the column."""
     names = "bucket 1: blocks.3.attn.in_proj, blocks.3.attn.out_proj"
     lines = columns(("part", "n"), [(names, "1")], 1, 50, keys=1)
-    assert [line.split("  ")[1] for line in lines[1:]] == ["bucket 1:", "…blocks.3.attn.in_proj,", "…blocks.3.attn.out_proj"]
+    assert [line.split("  ")[1] for line in lines[1:]] == [
+        "bucket 1:",
+        "…blocks.3.attn.in_proj,",
+        "…blocks.3.attn.out_proj",
+    ]
 
 
 def test_long_names_are_broken() -> None:
