@@ -27,7 +27,7 @@ from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.examination import Examination
 from commwatch_agent.history.history import History
 from commwatch_agent.history.opening import StoreError
-from commwatch_agent.history.store import begin
+from commwatch_agent.history.store import Writer, begin
 from commwatch_agent.incidents.incident import Incident
 from commwatch_agent.ingest.intake import Intake, room_for_rings
 from commwatch_agent.ingest.jobs import JobTable
@@ -51,7 +51,7 @@ from commwatch_agent.runtime.memory import share_one_heap
 from commwatch_agent.runtime.peers import Peers
 from commwatch_agent.runtime.periodic import OVER, PeriodicThread, known
 from commwatch_agent.runtime.reload import Change, change
-from commwatch_agent.runtime.run_lock import CannotStart, lock_directory, place_of_alerts, raised_limit
+from commwatch_agent.runtime.run_lock import CannotStart, check_folders, lock_directory, place_of_alerts, raised_limit
 from commwatch_agent.runtime.sd_notify import ALIVE, READY, RELOADING, STOPPING, notify
 from commwatch_agent.runtime.sighup import SighupListener
 from commwatch_agent.sources.culprits import Culprits
@@ -106,10 +106,9 @@ class Daemon:
         reread: reads the settings again at SIGHUP; raises ``ConfigError``. ``None``: SIGHUP has its default effect.
 
     Raises:
-        ConfigError: a threshold, a kind or a setting for OTLP is wrong.
-        CannotStart: the run directory is taken or not writable, the port is taken, the history cannot be opened, the token cannot be
+        ConfigError: a setting is wrong, or names a folder, token or certificate that cannot be used.
+        CannotStart: it is no fault of a setting: the run directory or the port is taken, the history cannot be opened, the token cannot be
             written.
-        BadToken, BadCertificate: token, certificate, or a file of requests to other agents cannot be used.
     """
 
     def __init__(self, config: Config, plan: Plan | None = None, reread: Callable[[], Config] | None = None) -> None:
@@ -117,10 +116,7 @@ class Daemon:
         self._given_plan, self._reread = plan, reread
         self._lock_fd = lock_directory(config)
         self._damaged = Damaged()
-        try:
-            self._store = begin(config.history, self._damaged)
-        except StoreError as error:
-            raise CannotStart(str(error)) from None
+        self._store = _history_of(config, self._damaged)
         self._lock = lock = threading.RLock()
         handover = threading.RLock()
         self._aggregate = aggregate = JobTable(int(config.keep_ended * 1e9))
@@ -520,6 +516,15 @@ class Daemon:
 
     def _ready(self) -> str | None:
         return self._healthy() or self._trouble
+
+
+def _history_of(config: Config, damaged: Damaged) -> Writer:
+    """Return the writer of the history; raise ``ConfigError`` if this user cannot write to its folder, else ``CannotStart``."""
+    try:
+        return begin(config.history, damaged)
+    except StoreError as error:
+        check_folders(config, ("state",))
+        raise CannotStart(str(error)) from None
 
 
 def _are_over(slices: Iterator[None], most_s: float) -> bool:

@@ -40,7 +40,7 @@ def lock_directory(config: Config) -> int:
 
     Raises:
         CannotStart: the directory is taken, or cannot be used.
-        ConfigError: there is no group of the name in ``COMMWATCH_GROUP``.
+        ConfigError: this user cannot write to it, or there is no group of the name in ``COMMWATCH_GROUP``.
     """
     check_group(os.environ)
     try:
@@ -49,6 +49,7 @@ def lock_directory(config: Config) -> int:
         _keep_others_off(config.dir)
         fd = crossing.lock_file(config.dir / LOCK, mode)
     except OSError as error:
+        check_folders(config, ("dir",))
         raise CannotStart(
             f"cannot use run directory {config.dir}: {error.strerror or error}; choose another with --dir"
         ) from None

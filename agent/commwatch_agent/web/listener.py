@@ -53,12 +53,14 @@ def listen(config: Config) -> socket.socket:
     """Return the agent's listening socket; it accepts no connection yet.
 
     Raises:
-        CannotStart: there is no such address, the port is taken, or other machines can reach it without TLS or ``insecure``.
+        ConfigError: as ``check``, also for a host that is a name.
+        CannotStart: there is no such address, or the port is taken.
     """
+    check(config)  # first: what `config check` finds is refused with its line and exit code
     listener = _bound(config)
     try:
         _check_encrypted(config, listener.getsockname()[0])
-    except CannotStart:
+    except ConfigError:
         listener.close()
         raise
     listener.listen(128)
@@ -85,7 +87,7 @@ def check(config: Config) -> None:
 
 def _check_encrypted(config: Config, address: str) -> None:
     if access.beyond_loopback(address) and config.tls_cert is None and not config.insecure:
-        raise CannotStart(
+        raise ConfigError(
             f"host {config.host} can be reached from other machines, and connections are not encrypted: "
             "set tls_cert and tls_key, or --insecure (insecure = true) if the network is private"
         )

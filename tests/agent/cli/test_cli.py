@@ -279,10 +279,10 @@ def test_port_that_is_taken(tmp_path: Path) -> None:
         assert f"127.0.0.1:{port}" in said
         assert "choose another port with --port" in said
     for host in ("192.0.2.1", "no.such.host.invalid", "a..b", "x" * 100):
-        said = one_line(commwatch("agent", "--dir", tmp_path, "--port", "0", "--host", host), code=1)
+        said = one_line(commwatch("agent", "--dir", tmp_path, "--port", "0", "--insecure", "--host", host), code=1)
         assert host in said
     for host in ("192.0.2.1", "no.such.host.invalid"):
-        said = one_line(commwatch("agent", "--dir", tmp_path, "--host", host), code=1)
+        said = one_line(commwatch("agent", "--dir", tmp_path, "--insecure", "--host", host), code=1)
         assert "name an address of this machine with --host" in said
         assert "--port" not in said
 
@@ -316,8 +316,8 @@ def test_directory_that_is_none(tmp_path: Path) -> None:
     real.mkdir(mode=0o700)
     link.symlink_to(real)
     file.touch()
-    for path in (link, file, file / "below"):
-        assert str(path) in one_line(commwatch("agent", "--dir", path, "--port", "0"), code=1)
+    for path, code in ((link, 1), (file, 2), (file / "below", 2)):
+        assert str(path) in one_line(commwatch("agent", "--dir", path, "--port", "0"), code=code)
     assert list(real.iterdir()) == []
 
 
@@ -349,8 +349,8 @@ def closed(folder: Path, mode: int) -> Path:
 def test_directory_that_is_read_only(public: Path) -> None:
     """A run directory that cannot be written to is refused, naming it."""
     mine = closed(public / "mine", 0o500)
-    said = one_line(commwatch_as_nobody("agent", "--dir", mine, "--port", "0"), code=1)
-    assert f"{mine}: Permission denied" in said
+    said = one_line(commwatch_as_nobody("agent", "--dir", mine, "--port", "0"), code=2)
+    assert f"cannot write to {mine}: permission denied" in said
 
 
 @pytest.mark.long
@@ -358,9 +358,9 @@ def test_directory_that_is_read_only(public: Path) -> None:
 def test_history_that_is_read_only(public: Path, name: str) -> None:
     """A history that cannot be written to is refused, naming it."""
     state, run = closed(public / "mine", 0o500) / name, closed(public / "run", 0o700)
-    said = one_line(commwatch_as_nobody("agent", "--dir", run, "--state", state, "--port", "0"), code=1)
-    assert said.startswith(f"commwatch: {state}")
-    assert said.endswith("cannot be created or opened: Permission denied; choose another with --state\n")
+    said = one_line(commwatch_as_nobody("agent", "--dir", run, "--state", state, "--port", "0"), code=2)
+    assert said.startswith(f"commwatch: state {state}: this user")
+    assert said.endswith(f"cannot write to {public / 'mine'}: permission denied\n")
 
 
 # -- report -------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +23,17 @@ from commwatch_agent.config_sources import load
 from commwatch_agent.prometheus.exporter import Exporter
 from commwatch_agent.runtime.run_lock import check_folders
 from tests.agent.web.test_tls import authority
-from tests.helpers import NOBODY, Watch, clean_env, commwatch, commwatch_as_nobody, in_the_open, needs, write_ring
+from tests.helpers import (
+    NOBODY,
+    Watch,
+    agent,
+    clean_env,
+    commwatch,
+    commwatch_as_nobody,
+    in_the_open,
+    needs,
+    write_ring,
+)
 
 EVERYTHING = """
 interval = 1
@@ -170,6 +181,45 @@ def test_wrong(tmp_path: Path, text: str, variables: dict[str, str], says: str) 
     assert "S3CRET" not in done.stderr
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
     assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "host = '0.0.0.0'",
+        "host = '0'",
+        "tls_cert = '/no/cert'\ntls_key = '/no/key'",
+        "tls_cert = '{open}'\ntls_key = '{open}'",
+        "token_file = '/no/token'",
+        "token_file = '{open}'",
+        "peers = ['https://node1']\nca_file = '/no/ca'",
+        "otlp_endpoint = 'https://127.0.0.1:4318'\notlp_headers_file = '/no/headers'",
+        "dir = '/proc/x'",
+        "state = '/proc/x'",
+        "[thresholds]\ncomm_share = 0.6",
+    ],
+)
+def test_start_with_a_wrong_setting(tmp_path: Path, text: str) -> None:
+    """The agent refuses at its start what ``config check`` refuses, with the same line and exit code."""
+    file, open_file = tmp_path / "some.toml", tmp_path / "open"
+    open_file.write_text("0123456789abcdef")
+    open_file.chmod(0o644)
+    place = "" if "dir =" in text else f"dir = '{tmp_path}/run'\n"
+    file.write_text(f"port = 0\n{place}{text.format(open=open_file)}")
+    checked, started = (commwatch(*words, "--config", file) for words in (("config", "check"), ("agent",)))
+    assert (started.returncode, started.stdout, started.stderr.count("\n")) == (2, "", 1), started.stderr
+    if "'0'" not in text:  # an address of which only the start knows whether other machines reach it
+        assert (checked.returncode, checked.stderr) == (2, started.stderr)
+
+
+def test_start_without_its_place(tmp_path: Path) -> None:
+    """What is no fault of a setting ends a start with exit code 1: a port that is taken, another agent in the directory."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = commwatch("agent", "--dir", tmp_path / "a", "--port", str(taken.getsockname()[1]))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    with agent(tmp_path / "b"):
+        done = commwatch("agent", "--dir", tmp_path / "b", "--port", "0")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
 
 
 def test_peers_without_an_address(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from commwatch.api.client import Keys, get
 from commwatch_agent.config_checks import ConfigError
 from commwatch_agent.config_sources import load
 from commwatch_agent.notify.delivery_setup import address_of, url_of
-from commwatch_agent.runtime.run_lock import CannotStart
 from commwatch_agent.web import http_protocol
 from commwatch_agent.web.listener import listen
 from commwatch_agent.web.tls import listening
@@ -329,10 +328,10 @@ def test_beyond_loopback(tmp_path: Path, node: tuple[Path, Path]) -> None:
     for host in ("0.0.0.0", "::"):
         with suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.bind((host, 0))
-        with pytest.raises(CannotStart, match="tls_cert and tls_key, or --insecure"):
+        with pytest.raises(ConfigError, match="tls_cert and tls_key, or --insecure"):
             listen(load({}, None, dir=run, host=host, port=0))
     done = commwatch("agent", "--dir", tmp_path / "run", "--host", "0.0.0.0", "--port", "0")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "--insecure" in done.stderr
     listen(load({}, None, dir=run, host="0.0.0.0", port=0, insecure=True)).close()
     for host in ("127.0.0.1", "127.0.0.2", "localhost", "::1"):
@@ -369,7 +368,7 @@ def test_files_of_requests(tmp_path: Path, setting: str) -> None:
     file.write_text(f"{setting} = '/none/some.pem'")
     done = commwatch("agent", "--config", file, "--dir", tmp_path / "run", "--port", "0")
     refusal = f"commwatch: {setting} /none/some.pem: No such file or directory\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", refusal)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", refusal)
 
 
 def test_insecure_agent_by_its_addresses(tmp_path: Path) -> None:
@@ -402,7 +401,7 @@ def test_bad_certificates(tmp_path: Path, ours: Authority, node: tuple[Path, Pat
     ):
         file.write_text(lines)
         done = commwatch("agent", "--dir", tmp_path / "run", "--port", "0", "--config", file)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
         assert named in done.stderr
 
 
