@@ -147,14 +147,19 @@ def check_variables(env: Mapping[str, str]) -> None:
     Raises:
         ConfigError: there are some; the message names valid values, or the nearest known name.
     """
-    if bad := variables.wrong(env):
-        raise ConfigError("; ".join(bad))
+    for bad in ["; ".join(variables.wrong(env)), *unknown_variables(env)]:
+        if bad:
+            raise ConfigError(bad)
+
+
+def unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each variable that begins with ``COMMWATCH_`` and has no meaning; it names the nearest known one."""
     known = {*(each.variable for each in SETTINGS.values()), FILE_VARIABLE, *_OF_THE_PROBE}
     prefixes = tuple(each.prefix for each in SETTINGS.values() if each.prefix is not None)
     for name in sorted(env):
         ours = name.startswith("COMMWATCH_") and not name.startswith(prefixes)
         if ours and name not in known and not _OF_KUBERNETES.match(name):
-            raise ConfigError(f"{name}: no such variable; {_nearest(name, sorted(known))}")
+            yield f"{name}: no such variable; {_nearest(name, sorted(known))}"
 
 
 def _nearest(name: str, known: Collection[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import threading
 from functools import partial
@@ -14,6 +15,7 @@ from commwatch.wire.errors import CommwatchError
 from commwatch_agent.cli.common_flags import settings_of
 from commwatch_agent.config import Config
 from commwatch_agent.config_checks import LOG_JSON
+from commwatch_agent.config_sources import unknown_variables
 from commwatch_agent.runtime import agent_log
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ def _agent(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch_agent.daemon import Daemon
 
     agent_log.set_up(config, plain=arguments.until_stdin_closes)
+    for unknown in unknown_variables(os.environ):  # it may be meant to close the agent
+        log.warning("%s", unknown)
     # An agent that ends with its parent does not read the settings again at SIGHUP.
     reread = None if arguments.until_stdin_closes else partial(settings_of, arguments)
     try:

@@ -99,6 +99,25 @@ def test_start_and_end(tmp_path: Path) -> None:
     assert (events[2]["records"], events[2]["records_lost"]) == (0, 0)
 
 
+def test_unknown_variables(tmp_path: Path) -> None:
+    """Each variable that begins with ``COMMWATCH_`` and has no meaning is a warning at the start, in the words of ``config check``, also with --quiet."""
+    misspelt = {"COMMWATCH_REQIRE_TOKEN": "true", "COMMWATCH_INSECUR": "0"}
+    known = {"COMMWATCH_HOOK": "auto", "COMMWATCH_SERVICE_HOST": "10.0.0.1", "COMMWATCH_LABEL_TEAM": "a"}
+    said = tmp_path / "said"
+    with agent(tmp_path / "run", "--quiet", env=clean_env(**misspelt, **known), said=said):
+        lines = said.read_text().splitlines()
+    checks = [
+        commwatch("config", "check", "--dir", tmp_path / "run", env=clean_env(**known, **{name: "1"}))
+        for name in sorted(misspelt)
+    ]
+    words = [done.stderr.removeprefix("commwatch: ").rstrip() for done in checks]
+    assert [line.partition(" WARNING ")[2] for line in lines] == words
+    assert words == [
+        "COMMWATCH_INSECUR: no such variable; did you mean COMMWATCH_INSECURE?",
+        "COMMWATCH_REQIRE_TOKEN: no such variable; did you mean COMMWATCH_REQUIRE_TOKEN?",
+    ]
+
+
 def test_silent_while_idle(tmp_path: Path) -> None:
     """However often an idle agent looks, is scraped, and asks an agent that never answers, it logs nothing between its start and its end."""
     names = ("periodic.IDLE_S", *(f"daemon.{name}" for name in ("_INCIDENTS_S", "_PEERS_S", "_DISCOVERY_S", "_TIDY_S")))
