@@ -26,7 +26,7 @@ from commwatch_agent.cli.manifests.flags import (
     refuse_settings,
 )
 from commwatch_agent.config import FOLDERS, SETTINGS, Config
-from commwatch_agent.config_sources import settings_file
+from commwatch_agent.config_sources import keys_in, settings_file
 from commwatch_agent.deploy.launchers import LAUNCHERS
 
 if TYPE_CHECKING:
@@ -293,6 +293,12 @@ def _check_history(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--history-size {shlex.quote(arguments.history_size)}: needs an amount such as 10Gi")
 
 
+def _fixed_port(arguments: argparse.Namespace) -> list[str]:
+    """Return the flag for the default port if neither flag nor file names one: clients of a service look for it at one port."""
+    named = arguments.port is not None or (arguments.config is not None and "port" in keys_in(arguments.config))
+    return [] if named else ["--port", str(DEFAULT_PORT)]
+
+
 def _systemd(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch_agent.deploy.systemd import unit
 
@@ -309,7 +315,7 @@ def _systemd(config: Config, arguments: argparse.Namespace) -> int:
         value = getattr(arguments, flag)
         if not re.fullmatch(pattern, value):
             raise UsageError(f"--{flag} {shlex.quote(value)}: needs an amount such as {example}")
-    command = [str(program()), "agent", *given(arguments)]
+    command = [str(program()), "agent", *given(arguments), *_fixed_port(arguments)]
     accounts = {"name": arguments.name, "user": arguments.user, "group": arguments.group}
     print(unit(command, **accounts, memory=arguments.memory, cpu=arguments.cpu), end="")
     return 0

@@ -48,5 +48,5 @@ together() {
 as_user setsid env -i "PATH=$PATH" "COMMWATCH_LABEL_USER=${SLURM_JOB_USER-}" \
     "COMMWATCH_LABEL_CLUSTER=${SLURM_CLUSTER_NAME-}" "COMMWATCH_LABEL_PARTITION=${SLURM_JOB_PARTITION-}" "COMMWATCH_PEERS=$peers" \
     sh -c 'echo 500 >/proc/self/oom_score_adj; log=$1; shift; exec nice "$@" >>"$log" 2>&1' sh "$dir/agent.log" \
-    @@agent --quiet --dir "$dir" --state "$state/$SLURM_JOB_UID" ${peers:+--token-file "$dir/agent.token"} </dev/null >/dev/null 2>&1 &
+    @@agent --quiet --dir "$dir" --state "$state/$SLURM_JOB_UID" ${peers:+--port "$port" --token-file "$dir/agent.token"} </dev/null >/dev/null 2>&1 &
 echo "$!" >"$dir.pid" || fail "is watched by an agent that the epilog cannot end: cannot write $dir.pid"

@@ -109,7 +109,7 @@ def _bound(config: Config) -> socket.socket:
                 f"cannot listen on {config.host}:{wanted}: {error.strerror}; {bind_remedy(error)}"
             ) from None
         listener.bind((config.host, 0))
-        log.info("port %d is taken, using %d", wanted, listener.getsockname()[1])
+        log.warning("port %d is taken, using %d", wanted, listener.getsockname()[1])
     return listener
 
 

@@ -288,12 +288,12 @@ def test_port_that_is_taken(tmp_path: Path) -> None:
 
 
 def test_default_port_that_is_taken(tmp_path: Path) -> None:
-    """If 9477 is taken and no port was requested, the agent takes another one and logs which."""
+    """If 9477 is taken and no port was requested, the agent takes another one and warns, also with --quiet."""
     assert DEFAULT_PORT == 9477  # another one here, which no other agent of this machine gives back meanwhile
     said = tmp_path / "said"
     with taken() as default, said.open("w") as file:
         process = prefork.Commwatch(
-            *("agent", "--dir", str(tmp_path / "run")),
+            *("agent", "--quiet", "--dir", str(tmp_path / "run")),
             env=clean_env(),
             streams=(0, 1, file.fileno()),
             constants={"commwatch_agent.web.listener.DEFAULT_PORT": default},
@@ -304,7 +304,7 @@ def test_default_port_that_is_taken(tmp_path: Path) -> None:
             assert about["pid"] == process.pid
             port = about["url"].rpartition(":")[2]
             assert port != str(default)
-            assert f"port {default} is taken, using {port}" in said.read_text()
+            assert f" WARNING port {default} is taken, using {port}" in said.read_text()
         finally:
             process.terminate()
             process.wait(60)

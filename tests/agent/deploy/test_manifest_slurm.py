@@ -144,7 +144,10 @@ def test_folder_of_others(tmp_path: Path) -> None:
     ids=["none", "short", "unknown-nodes", "right"],
 )
 def test_secret(tmp_path: Path, secret: str | None, names: str | None, why: str | None) -> None:
-    """Where a job's agents can get no common token, they run without one, and one line has the reason; a right secret is not printed."""
+    """Where a job's agents can get no common token, they run without one, and one line has the reason; a right secret is not printed.
+
+    With a token, others look for the agent at one port, so it is named.
+    """
     needs(os.geteuid() == 0 and shutil.which("setpriv"), "root and setpriv")
     found = "echo no such node; exit 1" if names is None else f"printf '{names}\n'"
     (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{found}\n")
@@ -169,6 +172,8 @@ def test_secret(tmp_path: Path, secret: str | None, names: str | None, why: str 
         pid = json.loads(about.read_text())["pid"]
         variables = Path(f"/proc/{pid}/environ").read_text()
         port = settings.read_text().split()[-1]
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        assert ("--port" in words and words[words.index("--port") + 1] == port) == (why is None)
         assert (f"COMMWATCH_PEERS=one:{port},two:{port}\0" in variables) == (why is None)
     finally:
         assert play(made / FILES["epilog"], **JOB).returncode == 0

@@ -90,13 +90,19 @@ def test_runs_as_written(folders: None, tmp_path: Path) -> None:
 
 
 def test_settings_go_along(tmp_path: Path) -> None:
-    """Flags that were given stand in the command line, the settings file by its absolute path; what was not given is left to the file."""
+    """Flags that were given stand in the command line, the settings file by its absolute path; what was not given is left to the file.
+
+    The port is an exception: if neither names one, the unit does, or the agent would take a free port where no client looks for it.
+    """
     file = tmp_path / "my settings.toml"
     file.write_text("port = 9001\n")
     (command,) = values(written("--config", file, "--host", "0.0.0.0"), "ExecStart")
     start = str(Path(sys.executable).with_name("commwatch"))
     assert command == f'{start} agent --config "{file}" --host 0.0.0.0'
-    assert values(written(), "ExecStart") == [f"{start} agent"]
+    assert values(written(), "ExecStart") == [f"{start} agent --port 9477"]
+    assert values(written("--port", "0"), "ExecStart") == [f"{start} agent --port 0"]
+    file.write_text("keep_days = 3\n")
+    assert values(written("--config", file), "ExecStart") == [f'{start} agent --config "{file}" --port 9477']
 
 
 def test_words_of_a_command() -> None:
