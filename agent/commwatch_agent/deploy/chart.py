@@ -103,7 +103,8 @@ def _settings_schema(catalogue: Catalogue) -> str:
 def _rules(text: str) -> str:
     """Return the list of alerts as YAML for ``templates/rules.yaml``, which applies thresholds and kinds of the settings as agents do.
 
-    ``@NAME@`` is a threshold in an expression, ``@NAME:percent@`` in a text. Alerts also have ``kind`` and ``variant``.
+    ``@NAME@`` is a threshold in an expression, ``@NAME:percent@`` in a text. Alerts also have ``kind`` and ``variant``. ``not_below`` has
+    thresholds with those that must not be above them.
     """
     catalogue = read(_THRESHOLD.sub(r"@\1@", _IN_TEXT.sub(r"@\1:percent@", text)))
     (group,) = prometheus_rule(catalogue, RUNBOOK_URL, "", None, None)["spec"]["groups"]
@@ -113,7 +114,9 @@ def _rules(text: str) -> str:
         for made, rule in zip(alerts, catalogue.alerts, strict=True)
     ]
     defaults = {each.name: each.default for each in catalogue.thresholds}
-    return "# Made by `make chart`.\n" + dumped({"thresholds": defaults, "rules": [*records, *alerts]})
+    pairs = {each.name: each.not_below for each in catalogue.thresholds if each.not_below is not None}
+    whole = {"thresholds": defaults, "not_below": pairs, "rules": [*records, *alerts]}
+    return "# Made by `make chart`.\n" + dumped(whole)
 
 
 def _line(line: str) -> str:

@@ -246,6 +246,15 @@ def test_certificate(kube: Tools) -> None:
         ({"hostNetwork": True}, "hostNetwork: everybody who reaches the node could listen"),
         ({"settings": {"host": "127.0.0.1"}}, "settings.host: the kubelet and Prometheus do not reach"),
         ({"settings": {"require_token_for_metrics": True}}, "settings.require_token_for_metrics: Prometheus needs the agents' token"),
+        ({"settings": {"thresholds": {"comm_share": 0.6}}}, "settings.thresholds: comm_share (0.6) must not be above comm_share_critical (0.5)"),
+        ({"settings": {"thresholds": {"stalled_page_seconds": 30}}}, "settings.thresholds: stalled_seconds (60) must not be above stalled_page_seconds (30)"),
+        ({"settings": {"thresholds": {"link_used": 0}}}, "settings.thresholds: link_floor (0.1) must not be above link_used (0)"),
+        ({"settings": {"receivers": [{"kind": "slack", "url_env": "A"}, {"kind": "webhook", "name": "slack", "url": "http://a"}]}},
+         "settings.receivers: two have the name slack"),
+        ({"settings": {"receivers": [{"kind": "slack", "url_env": "A"}, {"kind": "slack", "url_env": "B"}]}}, "settings.receivers: two have the name slack"),
+        ({"settings": {"tls_client_ca": "/ca"}}, "settings.tls_client_ca: needs TLS"),
+        ({"settings": {"insecure": False}}, "settings.insecure: without TLS"),
+        *(({"settings": {f"otlp_{key}": "/f"}}, f"settings.otlp_{key}: needs otlp_endpoint") for key in ("headers_file", "ca_file", "client_cert")),
     ],
 )  # fmt: skip
 def test_refused(kube: Tools, values: dict[str, Any], named: str) -> None:

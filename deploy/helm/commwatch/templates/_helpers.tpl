@@ -129,6 +129,43 @@
 {{- if and $v.settings.require_token_for_metrics (not $v.token.existingSecret) }}
 {{- fail "settings.require_token_for_metrics: Prometheus needs the agents' token; set token.existingSecret" }}
 {{- end }}
+{{- include "commwatch.check-settings" . }}
+{{- end }}
+
+{{/* Settings that an agent refuses although each by itself is right. */}}
+{{- define "commwatch.check-settings" -}}
+{{- $s := .Values.settings }}
+{{- if not (include "commwatch.tls" .) }}
+{{- if $s.tls_client_ca }}
+{{- fail "settings.tls_client_ca: needs TLS; set tls.existingSecret or tls.issuer.name" }}
+{{- end }}
+{{- if and (hasKey $s "insecure") (not $s.insecure) (not (include "commwatch.loopback" .)) }}
+{{- fail "settings.insecure: without TLS it must not be false, because others reach the agent; remove it, or set tls.existingSecret or tls.issuer.name" }}
+{{- end }}
+{{- end }}
+{{- range list "otlp_headers_file" "otlp_ca_file" "otlp_client_cert" }}
+{{- if and (hasKey $s .) (not $s.otlp_endpoint) }}
+{{- fail (printf "settings.%s: needs otlp_endpoint" .) }}
+{{- end }}
+{{- end }}
+{{- $names := dict }}
+{{- range $s.receivers }}
+{{- $name := .name | default .kind }}
+{{- if hasKey $names $name }}
+{{- fail (printf "settings.receivers: two have the name %s; give each its own" $name) }}
+{{- end }}
+{{- $_ := set $names $name true }}
+{{- end }}
+{{- with $s.thresholds }}
+{{- $list := $.Files.Get "files/rules.yaml" | fromYaml }}
+{{- range $upper, $lower := $list.not_below }}
+{{- $high := ternary (get $s.thresholds $upper) (get $list.thresholds $upper) (hasKey $s.thresholds $upper) | float64 }}
+{{- $low := ternary (get $s.thresholds $lower) (get $list.thresholds $lower) (hasKey $s.thresholds $lower) | float64 }}
+{{- if gt $low $high }}
+{{- fail (printf "settings.thresholds: %s (%g) must not be above %s (%g)" $lower $low $upper $high) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/* The fields of the objects, as `commwatch manifest k8s` fills them. An empty field's lines are left out. */}}
