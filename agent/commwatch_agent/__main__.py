@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from commwatch.wire.errors import ONLY_PROBE, REMEDY
@@ -17,6 +18,9 @@ NEEDED = (
 def main() -> int:
     """Run the command line; where a package that it needs is missing, print the remedy and return 2."""
     _prefer_own_packages()
+    if sys.argv[1:2] == ["agent"]:
+        # Until the agent has its handler, a request to read the settings again waits: its default effect would end the agent.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         from commwatch_agent.cli import main as run
 

@@ -103,7 +103,8 @@ class Daemon:
     Args:
         config: its settings.
         plan: the alerts that it raises by itself; by default those of the settings.
-        reread: reads the settings again at SIGHUP; raises ``ConfigError``. ``None``: SIGHUP has its default effect.
+        reread: reads the settings again at SIGHUP; raises ``ConfigError``.
+        hangup: hears SIGHUP, also during the start. ``None``: it has its default effect.
 
     Raises:
         ConfigError: a setting is wrong, or names a folder, token or certificate that cannot be used.
@@ -111,9 +112,15 @@ class Daemon:
             written.
     """
 
-    def __init__(self, config: Config, plan: Plan | None = None, reread: Callable[[], Config] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan | None = None,
+        reread: Callable[[], Config] | None = None,
+        hangup: SighupListener | None = None,
+    ) -> None:
         self.config = config
-        self._given_plan, self._reread = plan, reread
+        self._given_plan, self._reread, self._hangup = plan, reread, hangup
         self._lock_fd = lock_directory(config)
         self._damaged = Damaged()
         self._store = _history_of(config, self._damaged)
@@ -272,7 +279,6 @@ class Daemon:
         gc.freeze()
         gc.set_threshold(20_000, 50, 50)
         ending = Ending()
-        hangup = None if self._reread is None else SighupListener()
         for thread in (*self._threads, *(each.thread for each in self._unawaited)):
             thread.start()
         announce(
@@ -295,9 +301,9 @@ class Daemon:
             if why := ending.requested(_SIGNALS_S):
                 log.info("stopping: %s", why, **about("stopping", signal=why))
                 self._stop.set()
-            elif hangup is None or not hangup.heard():
+            elif self._hangup is None or not self._hangup.heard():
                 continue
-            elif hangup.terminal_is_gone:
+            elif self._hangup.terminal_is_gone:
                 log.info("stopping: the terminal was closed", **about("stopping"))
                 self._stop.set()
             else:

@@ -323,6 +323,30 @@ def test_terminal_is_gone(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "agent.json").exists()
 
 
+@pytest.mark.parametrize("flags", [(), ("--until-stdin-closes",)])
+def test_during_the_start(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """A request that comes while the agent starts is met after the start; the agent of `commwatch run` is ended by it, as later."""
+    command = [sys.executable, "-m", "commwatch", "agent", "--dir", str(tmp_path / "run"), "--port", "0", *flags]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_env())
+    assert process.stderr is not None
+    status = Path(f"/proc/{process.pid}/status")
+
+    def is_taken_care_of() -> bool:
+        masks = re.findall(r"^Sig(?:Blk|Cgt):\s*(\w+)$", status.read_text(), re.MULTILINE)
+        return any(int(mask, 16) & 1 << signal.SIGHUP - 1 for mask in masks)
+
+    try:
+        wait_for(is_taken_care_of, "the first lines of the agent")
+        assert not (tmp_path / "run").exists()
+        process.send_signal(signal.SIGHUP)
+        if not flags:
+            assert "nothing has changed" in until(process.stderr, "settings read again")
+            process.terminate()
+    finally:
+        code = ended(process)
+    assert code == (-signal.SIGHUP if flags else 0)
+
+
 def test_ignored(tmp_path: Path) -> None:
     """Under nohup the signal stays ignored."""
     process = started(tmp_path, before=("nohup", sys.executable), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)

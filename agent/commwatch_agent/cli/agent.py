@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import threading
 from functools import partial
@@ -17,6 +18,7 @@ from commwatch_agent.config import Config
 from commwatch_agent.config_checks import LOG_JSON
 from commwatch_agent.config_sources import unknown_variables
 from commwatch_agent.runtime import agent_log
+from commwatch_agent.runtime.sighup import SighupListener
 
 if TYPE_CHECKING:
     from commwatch_agent.daemon import Daemon
@@ -45,15 +47,16 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _agent(config: Config, arguments: argparse.Namespace) -> int:
+    # An agent that ends with its parent does not read the settings again at SIGHUP.
+    hangup = None if arguments.until_stdin_closes else SighupListener()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     from commwatch_agent.daemon import Daemon
 
     agent_log.set_up(config, plain=arguments.until_stdin_closes)
     for unknown in unknown_variables(os.environ):  # it may be meant to close the agent
         log.warning("%s", unknown)
-    # An agent that ends with its parent does not read the settings again at SIGHUP.
-    reread = None if arguments.until_stdin_closes else partial(settings_of, arguments)
     try:
-        daemon = Daemon(config, reread=reread)
+        daemon = Daemon(config, reread=partial(settings_of, arguments), hangup=hangup)
     except CommwatchError as error:
         if config.log_format != LOG_JSON or arguments.until_stdin_closes:
             raise
