@@ -311,7 +311,7 @@ def _systemd(config: Config, arguments: argparse.Namespace) -> int:
         value = getattr(arguments, flag)
         if not _ACCOUNT.fullmatch(value):
             raise UsageError(f"--{flag} {shlex.quote(value)}: needs a-z, 0-9, '_' and '-', at most 32 characters")
-    for flag, pattern, example in (("memory", r"\d+[KMGT]?", "512M"), ("cpu", r"\d+%", "50%")):
+    for flag, pattern, example in (("memory", r"[1-9]\d*[KMGT]", "512M"), ("cpu", r"[1-9]\d*%", "50%")):
         value = getattr(arguments, flag)
         if not re.fullmatch(pattern, value):
             raise UsageError(f"--{flag} {shlex.quote(value)}: needs an amount such as {example}")

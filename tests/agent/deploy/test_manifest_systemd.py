@@ -137,7 +137,8 @@ def test_files_for_requests() -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--name", "a/b"), ("--user", "a b"), ("--group", ""), ("--memory", "lots"), ("--cpu", "2"), ("--dir", "/x"), ("--state", "/x"),
+        ("--name", "a/b"), ("--user", "a b"), ("--group", ""), ("--memory", "lots"), ("--memory", "10"), ("--memory", "0M"), ("--cpu", "0%"),
+       ("--cpu", "2"), ("--dir", "/x"), ("--state", "/x"),
         ("--host", "0.0.0.0"),
     ],
 )  # fmt: skip
