@@ -16,7 +16,7 @@ from commwatch.wire.addresses import BadAddress
 from commwatch.wire.errors import UsageError
 from commwatch_agent.cli.common_flags import flags_of
 from commwatch_agent.config import FOLDERS, SETTINGS, Config
-from commwatch_agent.config_checks import ConfigError
+from commwatch_agent.config_checks import GPUS_REQUIRED, ConfigError
 from commwatch_agent.config_sources import check_variables, explained, settings_file
 from commwatch_agent.text.terminal_text import complain, line
 from commwatch_alerts.model import KindSettings
@@ -169,6 +169,7 @@ def _check(config: Config, arguments: argparse.Namespace) -> int:
         check(config, os.environ, [name for name in FOLDERS if name in named])
     _check_receivers(config)
     _check_peers(config)
+    _check_what_it_reads(config)
     file = settings_file(os.environ, arguments.config)
     print(
         f"the settings are valid: {line(str(file)) if file is not None else 'no settings file; flags, variables and defaults'}"
@@ -198,6 +199,23 @@ def _check_peers(config: Config) -> None:
             complain(f"config check: warning: peers: {trouble}")
     except BadAddress as error:
         raise ConfigError(f"peers: {error}") from None
+
+
+def _check_what_it_reads(config: Config) -> None:
+    """Warn of GPUs that are required, and of a folder of NCCL Inspector, if they are not there: they may come later."""
+    if config.inspector_dir is not None:
+        try:
+            os.scandir(config.inspector_dir).close()
+        except OSError as error:
+            complain(f"config check: warning: inspector_dir {config.inspector_dir}: {error.strerror}")
+    if config.gpus == GPUS_REQUIRED:
+        from commwatch_agent.sources.gpus import opened, vendors
+        from commwatch_collectors.node.gpu import DriverTrouble, NoGpus
+
+        try:
+            opened(vendors())[0].close()
+        except (NoGpus, DriverTrouble) as error:
+            complain(f'config check: warning: gpus = "{GPUS_REQUIRED}": {error}')
 
 
 def check(config: Config, env: Mapping[str, str], folders: Collection[str] = FOLDERS) -> None:

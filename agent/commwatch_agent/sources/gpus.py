@@ -121,6 +121,29 @@ class GpuViews:
     elsewhere: list[StrangeRank]
 
 
+def vendors() -> tuple[Source, ...]:
+    """Return the libraries of all vendors."""
+    return NvidiaSource(), AmdSource()
+
+
+def opened(sources: Iterable[Source]) -> tuple[Source, Driver]:
+    """Open the first library that finds GPUs; return it and its driver.
+
+    Raises:
+        NoGpus: there are none.
+        DriverTrouble: there should be some, but a driver cannot be used.
+    """
+    absent, broken = [], None
+    for source in sources:
+        try:
+            return source, source.open()
+        except NoGpus as error:
+            absent.append(str(error))
+        except DriverTrouble as error:
+            broken = str(error)
+    raise NoGpus("; ".join(absent)) if broken is None else DriverTrouble(broken)
+
+
 class Gpus:
     """Reads the GPUs of the node. One thread calls ``tick`` and ``close``; any thread may call the other methods.
 
@@ -142,7 +165,7 @@ class Gpus:
     ) -> None:
         self._seen = seen
         self._wanted, self._clock, self._wall = wanted, clock, wall
-        self._sources: Sequence[Source] = (NvidiaSource(), AmdSource()) if sources is None else sources
+        self._sources: Sequence[Source] = vendors() if sources is None else sources
         self._lock = threading.Lock()
         self._open: Source | None = None
         self._opened_at = self._try_at = 0.0
@@ -188,21 +211,17 @@ class Gpus:
 
     def _find(self) -> None:
         """Open the first library that finds GPUs."""
-        absent, broken = [], None
-        for source in self._sources:
-            try:
-                driver = source.open()
-            except NoGpus as error:
-                absent.append(str(error))
-            except DriverTrouble as error:
-                broken = str(error)
-            else:
-                self._open, self._opened_at = source, self._clock()
-                with self._lock:
-                    self._driver = driver
-                return
-        self._expected = self._expected or broken is not None
-        self._fail(broken or "; ".join(absent))
+        try:
+            source, driver = opened(self._sources)
+        except NoGpus as error:
+            self._fail(str(error))
+        except DriverTrouble as error:
+            self._expected = True
+            self._fail(str(error))
+        else:
+            self._open, self._opened_at = source, self._clock()
+            with self._lock:
+                self._driver = driver
 
     def _fail(self, says: str) -> None:
         self._try_at = self._clock() + self._retry_s

@@ -138,7 +138,7 @@ def test_files_for_requests() -> None:
     "flags",
     [
         ("--name", "a/b"), ("--user", "a b"), ("--group", ""), ("--memory", "lots"), ("--memory", "10"), ("--memory", "0M"), ("--cpu", "0%"),
-       ("--cpu", "2"), ("--dir", "/x"), ("--state", "/x"),
+        ("--cpu", "2"), ("--dir", "/x"), ("--state", "/x"),
         ("--host", "0.0.0.0"),
     ],
 )  # fmt: skip
