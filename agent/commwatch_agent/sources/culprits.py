@@ -180,7 +180,9 @@ def longer(
     own = shares(stacks)
     place = longer_at(stacks, other)
     if not place:
-        says = f"in {sum(stacks.values())} samples, rank {rank} spent no more of its time at any place than another rank"
+        says = (
+            f"in {sum(stacks.values())} samples, rank {rank} spent no more of its time at any place than another rank"
+        )
         yield EvidenceItem("stack", at, says, about)
         return
     beside = f", another rank {percent(other.get(place, 0.0))}" if other else ""
