@@ -23,8 +23,10 @@ from commwatch.api.client import get, keys_of, local_agents
 from commwatch.wire import nccl_debug_file as debug
 from commwatch.wire.addresses import DEFAULT_PORT
 from commwatch_agent.analysis.rank_state import shedding
+from commwatch_agent.commands.nccl_debug import in_memory
 from commwatch_agent.commands.network_checks import FAIL, PASS, WARN, Check, connections, gpu_links, network_checks
 from commwatch_agent.config import Config
+from commwatch_agent.model.api_views import is_prometheus
 from commwatch_agent.runtime.run_lock import bind_remedy
 from commwatch_agent.sources import stack_capture
 from commwatch_agent.text import terminal_text
@@ -94,11 +96,16 @@ def _run_directory(directory: Path) -> Check:
             "set COMMWATCH_DIR for trainer and agent to a directory of your own, or COMMWATCH_GROUP to a common group"
         )
         return Check(FAIL, "run directory", f"{there} is not a writable directory", remedy)
+    missing = "" if there == directory else f"{directory} does not exist yet; "
+    if not in_memory(there):
+        remedy = "set COMMWATCH_DIR for trainer and agent to a folder in memory, such as one in /dev/shm or /run (docs/deploy.md)"
+        return Check(
+            WARN, "run directory", f"{missing}{there} is on a disk; trainers write to it at every collective", remedy
+        )
     free = shutil.disk_usage(there).free
     if free < _ROOM_BYTES:
         remedy = "make it larger (docker --shm-size, an emptyDir with medium Memory), or set COMMWATCH_DIR"
         return Check(WARN, "run directory", f"{directory}: {size(free)} free; a rank's ring takes 1 MiB", remedy)
-    missing = "" if there == directory else f"{directory} does not exist yet; "
     return Check(PASS, "run directory", f"{missing}{there}: {size(free)} free")
 
 
@@ -139,12 +146,7 @@ def _agent(url: str, get: Get, wait_s: float) -> Iterator[Check]:
     remedy = "use one version of commwatch in trainer, agent and command" if other else ""
     yield Check(WARN if other else PASS, "agent", f"{url}: {about['version']}{other}, pid {about['pid']}", remedy)
     if about["trouble"]:
-        yield Check(
-            FAIL,
-            "history",
-            about["trouble"],
-            "free disk space; if the directory is gone, start the agent again; or choose another place with --state",
-        )
+        yield Check(FAIL, "history", about["trouble"], _history_remedy(about["trouble"]))
     else:
         yield Check(PASS, "history", about["history"])
     if not about.get("otlp") or about["scraped_at"] is not None:
@@ -155,7 +157,15 @@ def _agent(url: str, get: Get, wait_s: float) -> Iterator[Check]:
     yield from _gpus(gpus)
     yield from gpu_links(gpus, host)
     yield from network_checks(host)
-    jobs = [job for job in get("jobs") if job["state"] == "running"]
+    try:
+        found = get("jobs")
+    except HTTPError as error:
+        if error.code != HTTPStatus.SERVICE_UNAVAILABLE or not about["trouble"]:
+            raise
+        error.close()
+        yield Check(WARN, "jobs", "not checked, because the agent cannot read its history", "mend the history first")
+        return
+    jobs = [job for job in found if job["state"] == "running"]
     if not jobs:
         remedy = (
             "set COMMWATCH=1 and the same COMMWATCH_DIR in the trainer; a job appears when it calls init_process_group"
@@ -168,15 +178,25 @@ def _agent(url: str, get: Get, wait_s: float) -> Iterator[Check]:
         yield from _job(job, get, before[job["job_id"]], wait_s)
 
 
+def _history_remedy(trouble: str) -> str:
+    if "start the agent again" in trouble:
+        return "start the agent again: it continues with the file if that is back, and else begins a new one"
+    if any(word in trouble for word in ("full", "No space", "quota")):
+        return "free disk space, or choose another place with --state"
+    return "check the agent's log, and that its user may read and write there"
+
+
 def _scraping(about: dict[str, Any]) -> Check:
     age = None if about["scraped_at"] is None else time.time() - about["scraped_at"]
     if age is None or age > _SCRAPED_S:
         since = "never fetched" if age is None else f"last fetched {age / 60:.0f} min ago"
         remedy = "add the agent to a scrape_config; it must listen beyond this host (--host, TLS or --insecure) for a Prometheus elsewhere (docs/security.md)"
         return Check(WARN, "prometheus", f"/metrics was {since}", remedy)
-    return Check(
-        PASS, "prometheus", f"/metrics was fetched {age:.0f} s ago by {about['scraper'] or 'an unknown client'}"
-    )
+    says = f"/metrics was fetched {age:.0f} s ago by {about['scraper'] or 'an unknown client'}"
+    if not is_prometheus(about["scraper"]):
+        remedy = "fine if that collects your metrics; else add the agent to a scrape_config"
+        return Check(WARN, "prometheus", f"{says}, not by Prometheus", remedy)
+    return Check(PASS, "prometheus", says)
 
 
 def _pushing(about: dict[str, Any]) -> Iterator[Check]:

@@ -7,6 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 
+def is_prometheus(client: str | None) -> bool:
+    """Return whether the name of an HTTP client is that of Prometheus."""
+    return client is not None and client.startswith("Prometheus/")
+
+
 @dataclass(frozen=True)
 class PushView:
     """The pushes of one signal over OTLP."""
@@ -32,7 +37,7 @@ class About:
     history: str
     #: Why the agent is not ready; ``None`` if it is.
     trouble: str | None
-    #: Unix time and client of the latest scrape of ``/metrics``; ``None``: no scrape yet.
+    #: Unix time and client of the latest scrape of ``/metrics`` by Prometheus, or of the latest by others if it never did; ``None``: no scrape yet.
     scraped_at: float | None
     scraper: str | None
     #: Unix time of the answer, by the agent's clock.

@@ -59,7 +59,7 @@ class Services:
     look_elsewhere: Callable[[str], None] = lambda job: None
     #: Returns the state of the pushes over OTLP, by signal.
     pushes: Callable[[], dict[str, PushView]] = dict
-    #: Unix time of the latest scrape of ``/metrics``, and the client's name; ``None``: there was none.
+    #: Unix time and client of the latest scrape of ``/metrics`` by Prometheus, or of the latest by others if it never did; ``None``: no scrape yet.
     scraped: tuple[float | None, str | None] = (None, None)
 
     def verdicts(self, job: str | None) -> list[Verdict]:

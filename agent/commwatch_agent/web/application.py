@@ -19,6 +19,7 @@ from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry
 
 from commwatch import __version__
+from commwatch_agent.model.api_views import is_prometheus
 from commwatch_agent.questions.live_feed import LiveFeed
 from commwatch_agent.questions.services import Services
 from commwatch_agent.report.html_frame import page, prose, table
@@ -83,7 +84,9 @@ def _add_monitoring(app: FastAPI, services: Services, scrape: Scrape) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         """All metrics, in the text format of Prometheus or OpenMetrics."""
-        services.scraped = (time.time(), request.headers.get("user-agent"))
+        client = request.headers.get("user-agent")
+        if is_prometheus(client) or not is_prometheus(services.scraped[1]):  # a look by hand does not hide it
+            services.scraped = (time.time(), client)
         try:
             text, content_type = await scrape.page(request.headers.get("accept", ""))
         except TimeoutError:

@@ -6,20 +6,30 @@ import json
 import os
 import socket
 import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from email.message import Message
+from http import HTTPStatus
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
+from commwatch.api.client import get
 from commwatch_agent.analysis.traffic import NOT_COUNTED
-from commwatch_agent.commands.doctor import _cost, _nccl, _witnesses, examine
+from commwatch_agent.commands import nccl_debug
+from commwatch_agent.commands.doctor import _agent, _cost, _nccl, _witnesses, examine
 from commwatch_agent.commands.network_checks import Check, connections, network_checks
 from commwatch_agent.config_sources import load
 from tests.agent.sources.test_host import Watched
 from tests.agent.web.routes.test_jobs import rings_of
 from tests.helpers import (
     MS,
+    PATIENCE_S,
     RunningAgent,
     Trainer,
     agent,
@@ -27,6 +37,7 @@ from tests.helpers import (
     free_port,
     group_entry,
     identity,
+    needs,
     operation,
     wait_for,
 )
@@ -47,6 +58,20 @@ def trainer(running: RunningAgent, rank: int = 0, **more: Any) -> Trainer:
         lambda: rank in running.get("/api/v1/jobs")[0]["ranks"] if running.get("/api/v1/jobs") else False, "the rank"
     )
     return made
+
+
+@contextmanager
+def in_memory() -> Iterator[Path]:
+    """A folder in memory, as a run directory should be."""
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def scraped_by(running: RunningAgent, client: str) -> None:
+    """Fetch ``/metrics`` as a client of that name."""
+    request = urllib.request.Request(f"{running.url}/metrics", headers={"User-Agent": client})
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+        assert response.status == HTTPStatus.OK
 
 
 def test_no_agent(tmp_path: Path) -> None:
@@ -84,16 +109,17 @@ def test_directory_that_cannot_be_looked_at(tmp_path: Path) -> None:
 
 def test_all_well(tmp_path: Path) -> None:
     """With all ranks in sight, records coming, and Prometheus there, nothing is to be done but about NCCL's log."""
-    with agent(tmp_path) as running, trainer(running, 0) as first, trainer(running, 1):
-        running.samples()
+    with in_memory() as folder, agent(folder) as running, trainer(running, 0) as first, trainer(running, 1):
+        scraped_by(running, "Prometheus/3.5.0")
+        scraped_by(running, "curl/8.5.0")
         before = iter(range(3, 10_000))
 
         def more() -> None:
             first.write([operation(start_ns=n * MS, end_ns=n * MS + 1, seq=n) for n in (next(before),)])
 
         more()
-        checks = found(tmp_path)
-        done = commwatch("doctor", "--dir", tmp_path, "--json")
+        checks = found(folder)
+        done = commwatch("doctor", "--dir", folder, "--json")
     assert {what for what, check in checks.items() if check.result == "fail"} == set()
     for what in ("agent", "history", "prometheus", "probe", "hook", "version", "run directory"):
         assert checks[what].result == "pass", checks[what]
@@ -210,17 +236,62 @@ def test_another_network_namespace(tmp_path: Path) -> None:
     assert all("network namespace" in check.remedy for check in checks)
 
 
+def test_scraped_by_hand(tmp_path: Path) -> None:
+    """A look at the metrics by hand is not Prometheus."""
+    with agent(tmp_path) as running:
+        scraped_by(running, "curl/8.5.0")
+        check = found(tmp_path)["prometheus"]
+    assert check.result == "warn"
+    assert check.says.endswith(" by curl/8.5.0, not by Prometheus")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "remedy"),
+    [
+        ("/h: the file was removed or replaced; put it back, or start the agent again", "start the agent again"),
+        ("/h: database or disk is full", "free disk space"),
+        ("cannot read /run/x: Permission denied", "check the agent's log"),
+    ],
+)
+def test_history_in_trouble(tmp_path: Path, trouble: str, remedy: str) -> None:
+    """The remedy is for what is wrong with the history, and an agent that cannot read it has not itself failed."""
+    with agent(tmp_path) as running:
+
+        def answer(path: str) -> Any:
+            if path == "jobs":
+                raise HTTPError(running.url, HTTPStatus.SERVICE_UNAVAILABLE, "Service Unavailable", Message(), None)
+            answered = get(running.url, path)
+            return {**answered, "trouble": trouble} if path == "about" else answered
+
+        checks = list(_agent(running.url, answer, 0.0))
+    assert [check.result for check in checks if check.what == "agent"] == ["pass"]
+    (history,), (jobs,) = ([check for check in checks if check.what == what] for what in ("history", "jobs"))
+    assert (history.result, history.says) == ("fail", trouble)
+    assert history.remedy.startswith(remedy)
+    assert (jobs.result, jobs.remedy) == ("warn", "mend the history first")
+
+
+def test_run_directory_on_a_disk(tmp_path: Path) -> None:
+    """A run directory on a disk is a warning, because trainers write to it at every collective; one in memory is none."""
+    needs(not nccl_debug.in_memory(tmp_path), "a temporary folder on a disk")
+    check = found(tmp_path)["run directory"]
+    assert (check.result, f"{tmp_path} is on a disk" in check.says) == ("warn", True)
+    with in_memory() as folder:
+        assert found(folder)["run directory"].result == "pass"
+
+
 def test_run_directory_that_cannot_be(tmp_path: Path) -> None:
     """A run directory that cannot be used is a failure."""
     (tmp_path / "file").touch()
     assert found(tmp_path / "file" / "below")["run directory"].result == "fail"
 
 
-def test_run_directory_that_is_not_there(tmp_path: Path) -> None:
+def test_run_directory_that_is_not_there() -> None:
     """A run directory that does not exist yet is reported as such; one that exists is not."""
-    there, nowhere = (found(path)["run directory"] for path in (tmp_path, tmp_path / "a" / "b"))
-    assert f"{tmp_path / 'a' / 'b'} does not exist yet; {tmp_path}: " in nowhere.says
-    assert there.says.startswith(f"{tmp_path}: ")
+    with in_memory() as folder:
+        there, nowhere = (found(path)["run directory"] for path in (folder, folder / "a" / "b"))
+    assert f"{folder / 'a' / 'b'} does not exist yet; {folder}: " in nowhere.says
+    assert there.says.startswith(f"{folder}: ")
 
 
 def test_host_that_is_not_of_this_machine(tmp_path: Path) -> None:
