@@ -13,7 +13,7 @@ from commwatch_agent.analysis.waits.uneven_work import Comm, beyond_usual
 from commwatch_agent.model.views import StepView
 
 #: Least number of long steps in which the rank pauses.
-_LEAST = 3
+_LEAST = 5
 #: How many times as long as the rank itself each other one waits in long steps, at least.
 _TIMES = 3
 
