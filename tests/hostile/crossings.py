@@ -47,6 +47,7 @@ DIRECT: dict[str, dict[str, list[str]]] = {
         "read_text": [TYPED, TYPED],
         "unlink": [SCRATCH],
     },
+    "agent/commwatch_agent/cli/settings.py": {"scandir": [TYPED]},
     "agent/commwatch_agent/commands/doctor.py": {"bind": [NETWORK]},
     "agent/commwatch_agent/commands/explain.py": {"glob": [TYPED]},
     "agent/commwatch_agent/proof/gpu_proof.py": {

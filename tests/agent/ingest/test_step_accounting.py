@@ -146,7 +146,7 @@ def test_long_steps_of_a_report(tmp_path: Path) -> None:
     assert (made.steps, made.long_steps.count, made.long_steps.longest_seq) == (19, 1, 11)
     assert made.long_steps.seconds == made.long_steps.longest_s == pytest.approx(5.1)
     assert dict(report_text.headlines(made))["long steps"].startswith(
-        "1 on one rank, the longest 5.10 s, number 11 of rank 0"
+        "1 on one rank, over three times as long as the steps near them, the longest 5.10 s, number 11 of rank 0"
     )
 
 

@@ -118,7 +118,7 @@ def test_unusable_token(tmp_path: Path) -> None:
     ):
         prepare()
         done = commwatch(*asked)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
         assert str(given) in done.stderr
         assert named in done.stderr
 
