@@ -116,9 +116,14 @@ def _kinds(a: Run, b: Run, enough: bool) -> list[KindFigures]:
     def seconds(kind: Kind) -> float:
         return sum(float(run.kinds[kind].durations.values.sum()) for run in (a, b) if kind in run.kinds)
 
-    # A kind that a run has only in its warm-up or in long steps cannot be compared, and is in both.
-    known = {*a.kinds, *b.kinds}.difference(a.left_out, b.left_out)
-    kinds = sorted(known, key=lambda kind: (-seconds(kind), str(kind)))
+    # As many as a run has only in its warm-up or in long steps cannot be compared, and are in both.
+    both = {
+        kind
+        for one, other in ((a, b), (b, a))
+        for kind, samples in one.kinds.items()
+        if samples.count <= other.left_out.get(kind, 0)
+    }
+    kinds = sorted({*a.kinds, *b.kinds} - both, key=lambda kind: (-seconds(kind), str(kind)))
     return [_kind(kind, a.kinds.get(kind), b.kinds.get(kind), enough) for kind in kinds[:_MOST_KINDS]]
 
 

@@ -5,6 +5,7 @@ An operation here is a record of one rank. All arrays have the shape [operations
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -112,10 +113,12 @@ class Within(NamedTuple):
             found.setdefault(kind, []).append((rows, bus_factor(kind.op, names.group(ring, group).size)))
         return {kind: self._samples(parts) for kind, parts in found.items()}
 
-    def kinds_alone(self, names: Names) -> set[Kind]:
-        """Return which kinds there are."""
-        alike = self._alike()
-        return {_kind(names, ring, group, op, size_log2) for _, ring, group, op, size_log2 in alike}
+    def counts(self, names: Names) -> Counter[Kind]:
+        """Return how many operations there are of each kind."""
+        found: Counter[Kind] = Counter()
+        for rows, ring, group, op, size_log2 in self._alike():
+            found[_kind(names, ring, group, op, size_log2)] += len(rows)
+        return found
 
     def _alike(self) -> Iterator[tuple[Ints, int, int, int, int]]:
         """Yield the indexes of the operations of one ring, group, op and size class, by start; and these four."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -49,8 +49,8 @@ class Run:
     #: What may explain a difference, by name.
     settings: Mapping[str, str]
     incidents: Sequence[Incident] = ()
-    #: Kinds that it has only in what was left out.
-    left_out: Collection[Kind] = frozenset()
+    #: Kinds that it has only in what was left out, and how many operations of them.
+    left_out: Mapping[Kind, int] = field(default_factory=dict)
 
     @property
     def enough(self) -> bool:
@@ -95,7 +95,7 @@ def read(path: Path, job: JobView, topology: Topology | None, incidents: Sequenc
         kinds,
         settings | (_sizes(kinds, len(steps.usual)) if steps.usual else {}),
         incidents,
-        operations.all().kinds_alone(names) - kinds.keys(),
+        {kind: number for kind, number in operations.all().counts(names).items() if kind not in kinds},
     )
 
 
