@@ -187,7 +187,9 @@ def _found(late: LateBins, steps: Sequence[int], now_ns: int, rules: _Rules, met
         return []
     marked = int(window.steps.sum()) or None
     costs = _costs(window.late, culprits, window.span_ns)
-    return sorted(Late(late.ranks[at], cost, window.span_ns, marked) for at, cost in costs.items())
+    # One that leads in most periods may cost nothing beside a rare pause of another one, for which it waits itself.
+    least = COSTS * window.span_ns / 2
+    return sorted(Late(late.ranks[at], cost, window.span_ns, marked) for at, cost in costs.items() if cost >= least)
 
 
 def _costs(late: Ints, culprits: Iterable[int], span_ns: int) -> dict[int, int]:

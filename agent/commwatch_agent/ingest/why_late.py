@@ -84,7 +84,7 @@ def reason(rank: int, late: float, samples: Mapping[int, Sequence[Sample]], sinc
         return Why(THROTTLED, f"its GPU throttles its clock: {', '.join(slowed)}")
     known = {each: shares for each, of_rank in recent.items() if (shares := _shares(of_rank)) is not None}
     culprit = known.pop(rank, None)
-    if culprit is None or not known:
+    if culprit is None or not known or late <= 0:
         return None
     others = Shares(*(median(values) for values in zip(*known.values(), strict=True)))
     return _of_process(culprit, others, late)

@@ -314,6 +314,20 @@ def test_cost() -> None:
     assert unmarked.cost_ns / unmarked.window_ns == pytest.approx(60 / 92, rel=0.02)
 
 
+@pytest.mark.parametrize(("by_ms", "every"), [(8.0, 60), (8.0, 40), (14.0, 50)])
+def test_costs_nothing_beside_pauses(by_ms: float, every: int) -> None:
+    """A straggler that waits itself for the pauses of another rank, longer than that for it, is not named with a cost of nothing."""
+    loop = Loop(2, 30.0, late(1, by_ms=by_ms), noise_ms=0.1)
+    loop.run(12)
+    assert ranks(loop.named()) == [1]
+    costs = []
+    for _ in range(16):
+        loop.run(0.6, lambda rank, step, _: by_ms if rank == 1 else 2500.0 if step % every == every - 1 else 0.0)
+        costs += [each.cost_ns / each.window_ns for each in loop.named()]
+    assert min(costs) >= COSTS / 2
+    assert loop.named() == []
+
+
 def test_steady() -> None:
     """A straggler whose delays scatter stays named while it costs as much, and no longer than some seconds after it does not."""
     loop = Loop(2, work_ms=250, delay=lambda rank, step, chance: 700 * rank * chance.random() ** 2)

@@ -256,3 +256,8 @@ def test_standstill() -> None:
     assert share(from_s=40, until_s=400, moves=False) == pytest.approx(0.5, abs=0.1)
     assert share(from_s=400, until_s=401, moves=True) is None
     assert share(from_s=401, until_s=410, moves=True) == 0.0
+
+
+def test_nothing_to_explain() -> None:
+    """A rank for which the others do not wait has no reason to be late."""
+    assert why_of(1, 0.0, {0: looks(), 1: looks(throttled=0.0)}, 0) is None
