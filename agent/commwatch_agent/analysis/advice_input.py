@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import mean
 from typing import NamedTuple
 
@@ -60,6 +61,13 @@ class JobSteps:
     usual_of: Mapping[int, list[StepView]]
     #: They are all within one slot of the history, which also has earlier ones: no sums of operations cover the same time.
     within_slot: bool = field(default=False, kw_only=True)
+
+    @cached_property
+    def beyond(self) -> dict[int, Beyond | None]:
+        """What each rank communicated in its long steps beyond the usual (``beyond_usual``), in s."""
+        return beyond_usual(
+            {rank: [Comm(step.seq, step.comm_s, step.long) for step in steps] for rank, steps in self.steps_of.items()}
+        )
 
     @property
     def steps(self) -> list[StepView]:
@@ -251,7 +259,7 @@ def facts(
         choices=_choices(agent, job.job_id, counts.since_ns, latest),
         pipeline=bool(bubble) and _has_pipeline(agent, job.job_id, counts.since_ns),
         for_cores=mean_core_wait(ranks),
-        pauses=pauses_of(counts.steps_of) if trains else None,
+        pauses=pauses_of(counts.steps_of, counts.beyond) if trains else None,
         sending=sending(links(ranks)),
         trains=trains,
         ranks=len(ranks),
@@ -318,16 +326,13 @@ def _waits(counts: Counts, *, messages: bool = True) -> dict[int, float]:
     than their usual steps took, because part of that waiting was outside these steps.
     """
     waits = {}
-    beyond = beyond_usual(
-        {rank: [Comm(step.seq, step.comm_s, step.long) for step in steps] for rank, steps in counts.steps_of.items()}
-    )
     for row in counts.in_steps.by_rank:
         rank = int(row.by["rank"] or 0)
         usual, for_messages = counts.usual_of[rank], row.p2p_wait_s if messages else None
         if row.wait_s is None and for_messages is None:
             continue
         waited_s = (row.wait_s or 0.0) + (for_messages or 0.0)
-        share = waited_share(waited_s, [step.duration_s for step in usual], beyond[rank], comm_share(usual))
+        share = waited_share(waited_s, [step.duration_s for step in usual], counts.beyond[rank], comm_share(usual))
         if share is not None:
             waits[rank] = share
     return waits

@@ -58,13 +58,13 @@ def _place(lines: Iterable[str]) -> str:
 def _places(lines: Iterable[str]) -> list[str]:
     """Return the places of a stack in the user's code, the innermost first; of one that has none, that of the innermost frame."""
     frames = [found for line in lines if (found := _FRAME.match(line))]
-    of_user = [frame for frame in frames if not any(part in frame["file"] for part in _LIBRARIES)]
+    of_user = [frame for frame in frames if is_of_user(frame["file"])]
     shown = of_user or frames[:1]
     return [f"{frame['function']} ({frame['file'].rpartition('/')[2]}:{frame['line']})" for frame in shown]
 
 
 def is_of_user(frame: str) -> bool:
-    """Return whether a frame is in the user's code."""
+    """Return whether a frame, or the file of one, is the user's."""
     return not any(part in frame for part in _LIBRARIES)
 
 

@@ -212,14 +212,15 @@ def _token(config: Config) -> Callable[[], str]:
     try:
         if config.token_file is None:
             tokens.make(own)
-        known = [read()]
+        known = read()
     except OSError as error:
         raise CannotStart(f"token file {own}: {error.strerror}; name another with --token-file") from None
 
     def current() -> str:
+        nonlocal known
         token = read()
-        if token != known[0]:
-            known[0] = token
+        if token != known:
+            known = token
             log.info("the token has changed: requests need that in %s", config.token_file or own, **about("new_token"))
         return token
 

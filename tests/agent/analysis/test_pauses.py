@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from commwatch_agent.analysis.advice_facts import Pauses
 from commwatch_agent.analysis.waits.pauses import pauses_of
+from commwatch_agent.analysis.waits.uneven_work import Comm, beyond_usual
 from commwatch_agent.model.views import StepView
 
 #: Every 20th of 100 steps is long: 2 s, where the others take 0.1 s, 10 ms of it communication.
@@ -21,9 +23,15 @@ def steps(rank: int, comm_s: float | None, long_comm_s: float | None = None, lon
     return found
 
 
+def pauses(ranks: dict[int, list[StepView]]) -> Pauses | None:
+    """What the steps of these ranks show."""
+    known = {rank: [Comm(step.seq, step.comm_s, step.long) for step in of_rank] for rank, of_rank in ranks.items()}
+    return pauses_of(ranks, beyond_usual(known))
+
+
 def test_one_pauses() -> None:
     """Of five pauses of 1.9 s, each other rank waits 1.9 s: 9.5 of 19.5 s."""
-    found = pauses_of({0: steps(0, 0.01, 1.91), 1: steps(1, 0.01), 2: steps(2, 0.01, 1.91)})
+    found = pauses({0: steps(0, 0.01, 1.91), 1: steps(1, 0.01), 2: steps(2, 0.01, 1.91)})
     assert found is not None
     assert found[:4] == (1, 5, 100, 2.0)
     assert found.cost == pytest.approx(5 * 1.9 / 19.5)
@@ -54,4 +62,4 @@ def test_one_pauses() -> None:
 )
 def test_none_pauses(ranks: dict[int, list[StepView]]) -> None:
     """No rank is named for what all do in long steps, for what more than one of them does, for too few pauses, or where it is not known."""
-    assert pauses_of(ranks) is None
+    assert pauses(ranks) is None

@@ -72,7 +72,7 @@ def test_written_and_printed(tmp_path: Path) -> None:
 
 
 def test_settings_go_along(tmp_path: Path) -> None:
-    """Flags that were given stand in the agent's command line, the settings file by its absolute path; what was not given does not."""
+    """The agent's command line has the flags that were given, and the settings file by its absolute path; it has no others."""
     start = Path(sys.executable).with_name("commwatch")
     (tmp_path / "my.toml").write_text("port = 9001\n")
     made = written(tmp_path, "--config", tmp_path / "my.toml", "--host", "0.0.0.0", "--port", "9002")

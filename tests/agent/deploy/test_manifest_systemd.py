@@ -90,7 +90,7 @@ def test_runs_as_written(folders: None, tmp_path: Path) -> None:
 
 
 def test_settings_go_along(tmp_path: Path) -> None:
-    """Flags that were given stand in the command line, the settings file by its absolute path; what was not given is left to the file.
+    """The command line has the flags that were given, and the settings file by its absolute path; the file decides the rest.
 
     The port is an exception: if neither names one, the unit does, or the agent would take a free port where no client looks for it.
     """

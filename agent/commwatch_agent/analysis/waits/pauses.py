@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median_low
 
 from commwatch_agent.analysis.advice_facts import Pauses
-from commwatch_agent.analysis.waits.uneven_work import Comm, beyond_usual
+from commwatch_agent.analysis.waits.uneven_work import Beyond
 from commwatch_agent.model.views import StepView
 
 #: Least number of long steps in which the rank pauses.
@@ -18,15 +18,13 @@ _LEAST = 5
 _TIMES = 3
 
 
-def pauses_of(steps_of: Mapping[int, Sequence[StepView]]) -> Pauses | None:
+def pauses_of(steps_of: Mapping[int, Sequence[StepView]], beyond: Mapping[int, Beyond | None]) -> Pauses | None:
     """Return the rank for which the others wait in long steps; ``None``: there is none, or it is not known.
 
     Args:
         steps_of: all steps of each rank, the long ones among them.
+        beyond: of these, as ``beyond_usual`` returns it.
     """
-    beyond = beyond_usual(
-        {rank: [Comm(step.seq, step.comm_s, step.long) for step in steps] for rank, steps in steps_of.items()}
-    )
     waited_s = {rank: each.waited for rank, each in beyond.items() if each is not None and steps_of[rank]}
     if len(waited_s) < 2 or len(waited_s) < len(steps_of):
         return None

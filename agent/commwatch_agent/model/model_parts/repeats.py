@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -49,9 +50,10 @@ def repeats_of(
         return {}
     names = parts_of(records, tables, dtypes)
     launched = sorted((each for each in records if each.op != ev.STEP_MARK), key=lambda each: each.launch_ns)
+    launches = [each.launch_ns for each in launched]
     steps = []
     for before, mark in pairwise(marks):
-        step = [each for each in launched if before.end_ns <= each.launch_ns < mark.end_ns]
+        step = launched[bisect_left(launches, before.end_ns) : bisect_left(launches, mark.end_ns)]
         named = [each for each in step if each.stamp in names]
         if any(each.launch_ns >= mark.launch_ns for each in named):
             return {}
