@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 
 #: A frame: function, file and line.
 _FRAME = re.compile(r"^\s*(?P<function>\S.*?) \((?P<file>[^()]+):(?P<line>\d+)\)$")
-#: A stack that ``py-spy record`` counted: the frames of the main thread, the outermost first, and how often it was seen. Without Python's
-#: module ``threading`` the thread has no name.
-_COUNTED = re.compile(r"^thread \([^()]*\)(?:: MainThread)?;(?P<frames>.*) (?P<seen>\d+)$", re.MULTILINE)
+#: A stack that ``py-spy record`` counted: the frames of a thread, the outermost first, and how often it was seen. Threads that Python's module
+#: ``threading`` did not start have no name; so has the main thread where the module is not imported.
+_COUNTED = re.compile(r"^thread \([^()]*\)(?P<main>: MainThread)?;(?P<frames>.*) (?P<seen>\d+)$", re.MULTILINE)
 #: A place counts as that of a late rank if it spends so much more of its time there than another rank.
 _LEAST_MORE = 0.1
 #: Part of the difference that a place must have to be named.
@@ -69,13 +69,14 @@ def is_of_user(frame: str) -> bool:
 
 
 def counted(text: str) -> Counter[tuple[str, ...]]:
-    """Return how often the main thread was seen in each stack, the innermost frame first.
+    """Return how often the main thread was seen in each stack, the innermost frame first; where no thread has that name, each without a name.
 
     Args:
         text: as ``py-spy record --format raw --threads`` prints it.
     """
     found = Counter[tuple[str, ...]]()
-    for match in _COUNTED.finditer(text):
+    seen = list(_COUNTED.finditer(text))
+    for match in [each for each in seen if each["main"]] or seen:
         found[tuple(reversed(match["frames"].split(";")))] += int(match["seen"])
     return found
 

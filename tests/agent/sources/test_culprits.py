@@ -43,6 +43,7 @@ COUNTED = """thread (7): MainThread;<module> (/home/me/train.py:120);load (/home
 thread (7): MainThread;<module> (/home/me/train.py:120);load (/home/me/train.py:88) 20
 thread (7): MainThread;<module> (/home/me/train.py:122);backward (/venv/site-packages/torch/_tensor.py:9) 40
 thread (9): loader;other (/home/me/train.py:5) 100
+thread (11);_serve (/venv/site-packages/commwatch/probe/thread.py:40) 100
 Sampling process 97 times a second
 """
 
@@ -97,6 +98,14 @@ def test_longer_at_a_place() -> None:
     assert longer_at({}, {"load (train.py:88)": 1.0}) == ""
     assert stack_at(stacks, "load (train.py:88)")[0] == "wait (/usr/lib/python3.11/threading.py:320)"
     assert stack_at(stacks, "elsewhere (train.py:1)") == []
+
+
+def test_unnamed_threads() -> None:
+    """A thread without a name is the main thread only where no thread has that name: else places would have a part of their true share."""
+    unnamed = COUNTED.replace(": MainThread", "")
+    assert sum(counted(COUNTED).values()) == 100
+    assert shares(counted(COUNTED))["load (train.py:88)"] == 0.6
+    assert sum(counted(unnamed).values()) == 200
 
 
 def test_longer_by_another_call() -> None:
