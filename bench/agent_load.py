@@ -2,7 +2,8 @@
 
 One process writes the rings at that pace, a real agent watches them. Measured over a steady period with one scrape in
 it: CPU of the agent, in percent of one core. Then, still under load: time of a scrape, number of series, freshness
-(from a record written to its count being visible; the looking itself is in the figure), and memory.
+(from a record written to its count being visible; the looking itself is in the figure), and memory. Before that, another
+agent without a job, and then with a job of 200 operations a second: CPU without scrapes, memory, and the CPU time of a scrape.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from bench.common import cpu_s, emit, memory_mb, scratch
 from bench.synthetic import WORLD_SIZE, Rank
 
-PER_SECOND = 2000
+PER_SECOND, USUAL_PER_SECOND = 2000, 200
 SETTLE_S, STEADY_S = 5.0, 20.0
 SCRAPES, RECORDS = 20, 15
 #: Longer than a page is reused: each scrape is rendered.
@@ -161,16 +162,49 @@ def freshness_s(witness: Rank, visible: Callable[[], float]) -> list[float]:
 
 
 @contextmanager
+def writer(run_dir: Path, per_second: int) -> Iterator[None]:
+    """The process that writes the rings of the synthetic job, whose ranks do so many operations a second each."""
+    with ended(str(Path(__file__).with_name("synthetic.py")), str(run_dir / "rings"), str(per_second)):
+        yield
+
+
+@contextmanager
 def loaded_agent(run_dir: Path, state: Path, per_second: int) -> Iterator[Agent]:
     """An agent and the synthetic job, whose ranks do so many operations a second each."""
-    generator = (str(Path(__file__).with_name("synthetic.py")), str(run_dir / "rings"), str(per_second))
-    with running_agent(run_dir, state) as agent, ended(*generator):
+    with running_agent(run_dir, state) as agent, writer(run_dir, per_second):
         yield agent
 
 
 def witness_in(run_dir: Path) -> Rank:
     """The one rank of the second job."""
     return Rank(run_dir / "rings", 0, time.monotonic_ns(), 1e6, job=WITNESS)
+
+
+def cost(agent: Agent) -> tuple[float, float]:
+    """CPU of an agent that is not asked, in percent of a core, and memory in MB."""
+    time.sleep(SETTLE_S)
+    begin, cpu = time.monotonic(), cpu_s(agent.pid)
+    time.sleep(STEADY_S)
+    return 100 * (cpu_s(agent.pid) - cpu) / (time.monotonic() - begin), memory_mb(agent.pid)
+
+
+def scrape_cpu_ms(agent: Agent, percent: float) -> float:
+    """CPU time of a scrape: what it adds to ``percent`` of a core, which the agent uses without."""
+    begin, cpu = time.monotonic(), cpu_s(agent.pid)
+    scrapes(agent)
+    added = cpu_s(agent.pid) - cpu - percent / 100 * (time.monotonic() - begin)
+    return 1e3 * added / SCRAPES
+
+
+def lighter(directory: Path, state: Path) -> dict[str, float]:
+    """What an agent costs without a job, and beside one that does a tenth of the operations."""
+    with running_agent(directory, state) as agent:
+        idle, idle_mb = cost(agent)
+        with writer(directory, USUAL_PER_SECOND):
+            usual, usual_mb = cost(agent)
+            scrape = scrape_cpu_ms(agent, usual)
+    costs = {"idle_percent": idle, "idle_mb": idle_mb, "usual_percent": usual, "usual_mb": usual_mb}
+    return {**costs, "usual_per_s": USUAL_PER_SECOND, "scrape_cpu_ms": scrape}
 
 
 def measure(directory: Path, state: Path) -> dict[str, float]:
@@ -188,7 +222,7 @@ def measure(directory: Path, state: Path) -> dict[str, float]:
 def main() -> None:
     """Measure and print."""
     with scratch(in_memory=True) as memory, scratch() as disk:
-        figures = measure(memory / "run", disk)
+        figures = {**lighter(memory / "light", disk / "light"), **measure(memory / "run", disk / "run")}
     emit(figures)
 
 

@@ -20,6 +20,8 @@ from bench.common import OPS_PER_STEP, last_json
 Figures = dict[str, Any]
 NAMES = {"native": "native", "python": "Python"}
 TIMEOUT_S = 600
+#: Of the loop that says how fast the machine is.
+ADDITIONS = 10_000_000
 
 
 class Row(NamedTuple):
@@ -101,8 +103,12 @@ def intake_rate(f: Figures) -> list[Row]:
 def agent_load(f: Figures) -> list[Row]:
     """Rows of ``agent_load.py``."""
     load = f"{f['ranks']} ranks × {f['operations_per_s']:,}/s"
+    usual = f"{f['ranks']} ranks × {f['usual_per_s']:,}/s"
     memory = f"{f['memory_mb']:.0f} MB (highest {f['memory_highest_mb']:.0f})"
     rows = [
+        _of_agent("agent without a job", f["idle_percent"], f["idle_mb"], (0.2, 70)),
+        _of_agent(f"agent at {usual}", f["usual_percent"], f["usual_mb"], (1, 85)),
+        Row("... CPU time of a scrape", f"{f['scrape_cpu_ms']:.0f} ms", "10 ms", over=f["scrape_cpu_ms"] > 10),
         Row(f"agent CPU at {load}", f"{f['cpu_percent']:.1f}% of a core", "5%", over=f["cpu_percent"] > 5),
         Row("agent memory, under that load", memory, "100 MB", over=f["memory_highest_mb"] > 100),
         Row("scrape of /metrics, under that load", f"{f['scrape_ms']:.0f} ms", "50 ms", over=f["scrape_ms"] > 50),
@@ -113,6 +119,11 @@ def agent_load(f: Figures) -> list[Row]:
         measured = f"{f[f'{name}_fresh_s']:.2f} s (worst {worst:.2f})"
         rows.append(Row(f"freshness of {what}, under that load", measured, "1 s", over=worst > 1))
     return rows
+
+
+def _of_agent(what: str, percent: float, mb: float, budget: tuple[float, float]) -> Row:
+    measured, most = f"{percent:.1f}% of a core, {mb:.0f} MB", f"{budget[0]:g}%, {budget[1]:g} MB"
+    return Row(what, measured, most, over=percent > budget[0] or mb > budget[1])
 
 
 def live_page(f: Figures) -> list[Row]:
@@ -143,7 +154,23 @@ def joiner(f: Figures) -> list[Row]:
 def import_time(f: Figures) -> list[Row]:
     """Rows of ``import_time.py``."""
     added = f"+{f['commwatch_ms']:.1f} ms (start of Python: {f['plain_ms']:.0f} ms; with the Python API: +{f['api_ms']:.0f} ms)"
-    return [Row("`import commwatch`", added)]
+    of_torch = f"{f['off_ms']:+.1f} ms, {f['on_ms']:+.0f} ms (without: {f['torch_ms']:.0f} ms)"
+    over = f["off_ms"] > 1 or f["on_ms"] > 25
+    return [
+        Row("`import commwatch`", added),
+        Row("`import torch`, commwatch installed: off, on", of_torch, "1 ms, 25 ms", over=over),
+    ]
+
+
+def commands(f: Figures) -> list[Row]:
+    """Rows of ``commands.py``."""
+    budgets = {"help": 100, "jobs": 300, "report": 700}
+    called = {"help": "`commwatch --help`", "jobs": "`commwatch jobs`", "report": "`commwatch report` of a small job"}
+    without = f"(start of Python: {f['python_ms']:.0f} ms)"
+    return [
+        Row(called[name], f"{f[f'{name}_ms']:.0f} ms {without}", f"{most} ms", over=f[f"{name}_ms"] > most)
+        for name, most in budgets.items()
+    ]
 
 
 def probe_memory(f: Figures) -> list[Row]:
@@ -213,6 +240,7 @@ BENCHMARKS: tuple[Callable[[Figures], list[Row]], ...] = (
     agent_load,
     live_page,
     import_time,
+    commands,
     probe_memory,
     log_rate,
     rare_filter,
@@ -241,12 +269,20 @@ def cpu_model() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
 
 
+def addition_ns() -> float:
+    """Time of one addition in a fixed loop of pure Python, by which machines can be compared."""
+    total, begin = 0, time.perf_counter()
+    for n in range(ADDITIONS):
+        total += n
+    return 1e9 * (time.perf_counter() - begin) / ADDITIONS
+
+
 def headline() -> str:
-    """Date and machine."""
+    """Date and machine, at the start."""
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     machine = f"{os.cpu_count()} cores, {cpu_model()}, load {os.getloadavg()[0]:.1f} at the start"
     software = f"Python {platform.python_version()}, torch {version('torch')}, commwatch {version('commwatch')}"
-    return f"{when}; {machine}; {software}. Medians; ratios within one run."
+    return f"{when}; {machine}, {addition_ns():.0f} ns an addition; {software}. Medians; ratios within one run."
 
 
 def markdown(rows: list[Row]) -> str:
