@@ -249,15 +249,16 @@ BENCHMARKS: tuple[Callable[[Figures], list[Row]], ...] = (
 )
 
 
-def run(name: str) -> Figures:
-    """The figures of one benchmark. What it says on the way is shown only if it fails."""
-    begin = time.monotonic()
+def run(name: str) -> tuple[Figures, float]:
+    """The figures of one benchmark, and how fast the machine was before it. What it says on the way is shown only if it fails."""
+    speed_ns, begin = addition_ns(), time.monotonic()
     command = [sys.executable, str(Path(__file__).with_name(f"{name}.py"))]
     result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if result.returncode:
         raise SystemExit(f"bench: {name} failed\n{result.stderr}")
-    print(f"bench: {name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-    return last_json(result.stdout)
+    seconds = time.monotonic() - begin
+    print(f"bench: {name}: {seconds:.0f} s, at {speed_ns:.0f} ns an addition", file=sys.stderr, flush=True)
+    return last_json(result.stdout), speed_ns
 
 
 def cpu_model() -> str:
@@ -271,10 +272,10 @@ def cpu_model() -> str:
 
 def addition_ns() -> float:
     """Time of one addition in a fixed loop of pure Python, by which machines can be compared."""
-    total, begin = 0, time.perf_counter()
+    total, begin = 0, time.process_time()
     for n in range(ADDITIONS):
         total += n
-    return 1e9 * (time.perf_counter() - begin) / ADDITIONS
+    return 1e9 * (time.process_time() - begin) / ADDITIONS
 
 
 def headline() -> str:
@@ -282,7 +283,7 @@ def headline() -> str:
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     machine = f"{os.cpu_count()} cores, {cpu_model()}, load {os.getloadavg()[0]:.1f} at the start"
     software = f"Python {platform.python_version()}, torch {version('torch')}, commwatch {version('commwatch')}"
-    return f"{when}; {machine}, {addition_ns():.0f} ns an addition; {software}. Medians; ratios within one run."
+    return f"{when}; {machine}; {software}. Medians; ratios within one run."
 
 
 def markdown(rows: list[Row]) -> str:
@@ -300,9 +301,12 @@ def main() -> None:
     names = sys.argv[1:] or list(known)
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"bench: there is no {unknown[0]}; there are {', '.join(known)}")
-    head = headline()
-    rows = [row for name in names for row in known[name](run(name))]
-    print(f"{head}\n\n{markdown(rows)}")
+    head, rows, speeds = headline(), list[Row](), list[float]()
+    for name in names:
+        figures, speed_ns = run(name)
+        rows += known[name](figures)
+        speeds.append(speed_ns)
+    print(f"{head} An addition in a loop of Python took {min(speeds):.0f} to {max(speeds):.0f} ns.\n\n{markdown(rows)}")
 
 
 if __name__ == "__main__":
