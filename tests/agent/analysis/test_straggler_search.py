@@ -168,6 +168,7 @@ def test_straggler(size: int, work_ms: float, delay: Delay, buckets: int, marked
         (4, 200.0, late(0, by_ms=1000, every=20)),
         (4, 200.0, late(1, by_ms=0.05 * 200 - 8)),
         (3, 30.0, late(0, 1)),
+        (3, 30.0, lambda rank, step, chance: 60.0 * ((step * 7919 >> 3) % 2 == rank)),
     ],
     ids=[
         "even",
@@ -179,6 +180,7 @@ def test_straggler(size: int, work_ms: float, delay: Delay, buckets: int, marked
         "checkpoints",
         "hardly",
         "all but one",
+        "two of three in irregular turn",
     ],
 )
 def test_no_straggler(size: int, work_ms: float, delay: Delay, seed: int, marked: bool) -> None:
