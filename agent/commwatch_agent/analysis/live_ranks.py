@@ -154,6 +154,7 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
         longest_quiet_s=longest_quiet_s,
         absence=_absence(totals, now_ns),
         steps=totals.marked,
+        stepped_s=_stepped_s(totals, now_ns),
         activity=_lately(totals, totals.activity, now_ns),
         traffic=_lately(totals, totals.traffic, now_ns) if totals.alive else totals.traffic and totals.traffic[1],
         outside=_outside(totals, now_ns),
@@ -209,6 +210,14 @@ def _quiet(totals: RankTotals, now_ns: int) -> tuple[float | None, float | None]
     if not totals.alive or totals.recorded_ns is None or totals.mode != FULL:
         return None, None
     return max(0, now_ns - totals.recorded_ns) / 1e9, totals.longest_pause_ns / 1e9 or None
+
+
+def _stepped_s(totals: RankTotals, now_ns: int) -> float | None:
+    """Return the seconds since a rank ended its latest step."""
+    steps = totals.steps.totals.recent
+    if not (totals.alive and totals.marked and steps):
+        return None
+    return max(0, now_ns - steps[-1].end_ns) / 1e9
 
 
 def _state(totals: RankTotals) -> str:

@@ -502,7 +502,7 @@ def _roots(found: list[_Found]) -> list[Verdict]:
 def _of_ring(ring: list[Verdict]) -> Verdict:
     """Return one verdict on waits of ranks for each other.
 
-    If all waits are of the same ranks, those that are not where most of them wait are at fault, else all.
+    If all waits are of the same ranks, those that are not where most of them wait are at fault; else those for which others wait.
     """
     first, *others = sorted(ring, key=lambda verdict: (verdict.group_id, verdict.seq or 0, verdict.op, verdict.waiting))
     order = replace(first, kind="desync", cause="order")
@@ -512,7 +512,7 @@ def _of_ring(ring: list[Verdict]) -> Verdict:
     most = max(len(each.waiting) for each in ring)
     crowds = [set(each.waiting) for each in ring if len(each.waiting) == most]
     is_minority = len(crowds) == 1 and all({*each.ranks, *each.waiting} == every for each in ring)
-    ranks = every - crowds[0] if is_minority else every
+    ranks = every - crowds[0] if is_minority else {rank for each in ring for rank in each.ranks}
     groups = " in different groups" if any(each.group_id != first.group_id for each in others) else ""
     where = "; ".join(f"{named(each.waiting)} in {_where_of(each)}" for each in (first, *others))
     says, since_s = f"ranks wait for each other{groups}: {where}", max(each.since_s for each in ring)

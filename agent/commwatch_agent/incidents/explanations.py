@@ -13,6 +13,8 @@ from commwatch_collectors.nccl.checks.rules import RULES
 _SOON_S = 30.0
 #: Most by which two begins differ whose order is not known.
 _AT_ONCE_S = 1.0
+#: A wait that was last seen so many seconds before another incident began is no consequence of it.
+_BEFORE_S = 5.0
 #: Errors in logs that are causes of failures, and those that are noticed later.
 _CAUSES = frozenset(rule.name for rule in RULES if rule.severity == "error" and rule.depth == CAUSE)
 _SYMPTOMS = frozenset(rule.name for rule in RULES if rule.severity == "error") - _CAUSES
@@ -150,6 +152,11 @@ def explained(incidents: Iterable[Incident], now: float) -> list[Incident]:
     return [replace(each, consequence_of=each.consequence_of or _cause_of(each, every, now)) for each in every]
 
 
+def _was_over(effect: Incident, cause: Incident) -> bool:
+    """Return whether a wait was over before what might be its cause began."""
+    return effect.kind in WAITED_FOR | STANDSTILLS and effect.last_at < cause.began_at - _BEFORE_S
+
+
 def _is_read_later(cause: Incident, effect: Incident) -> bool:
     """Return whether an error in a log was read after its job had ended, and the cause with it."""
     ended_with_job = cause.outcome == JOB_ENDED and cause.ended_at is not None
@@ -172,6 +179,7 @@ def _cause_of(effect: Incident, every: list[Incident], now: float) -> str | None
                 and each.state != "pending"
                 and (each.ended_at is None or each.ended_at > effect.began_at or _is_read_later(each, effect))
                 and each.began_at <= effect.seen_at + _SOON_S
+                and not _was_over(effect, each)
                 and explains(each, effect)
             ]
             if causes:

@@ -299,6 +299,8 @@ class RankView:
     absence: Usual | None = None
     #: It marks steps; ``None``: not known.
     steps: bool | None = None
+    #: Seconds since it ended its latest training step; ``None``: it has marked none, or has ended.
+    stepped_s: float | None = None
     #: What it does while others wait for it; ``None``: none waits, or not known.
     activity: Activity | None = None
     #: Its TCP connections, after its end the last that was known of them; ``None``: communication takes little of its time, or all ranks are in one network.

@@ -173,6 +173,16 @@ def test_store() -> None:
     assert judged(rank(0), rank(1, replace(waiting, age_s=40.0)), rank(2)) == []
 
 
+def test_spare() -> None:
+    """A rank that waits for a key while others train is a spare; one of these that is in an operation for a moment leaves no other to blame."""
+    spare = rank(2, call("store.wait", 600.0, key="promote"))
+    trains = [replace(rank(n), steps=True, stepped_s=0.2) for n in (0, 1)]
+    assert judged(*trains, spare) == []
+    idle = rank(1), rank(0, ops=(op(age_s=0.02),))
+    (verdict,) = judged(*idle, spare)
+    assert (verdict.op, verdict.ranks) == ("store.wait", [])
+
+
 def test_destroyed() -> None:
     """Ranks that destroy their groups one after the other are well, also if one has much left to do; one that waits for the others is named."""
     ending = rank(0, call("destroy_process_group", number=0))

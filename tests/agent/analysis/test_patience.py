@@ -87,6 +87,16 @@ def test_root_of_a_server() -> None:
     assert concluded(QUICK, rank(0, process="stopped", steps=False), 40.0, "broadcast").kind == "hang"
 
 
+def test_trainer_and_evaluator() -> None:
+    """A rank that makes training steps while another one waits for its message is at its work, however long that takes; not once it stops."""
+    for name, kind in (("broadcast", "waiting"), ("all_reduce", "stalled")):
+        assert concluded(QUICK, rank(3 * (name == "all_reduce"), steps=True, stepped_s=0.1), 700.0, name).kind == kind
+    assert concluded(QUICK, rank(0, activity=ASLEEP, steps=True, stepped_s=40.0), 50.0, "broadcast").kind == "stalled"
+    waits = rank(1, op("recv", peer=0, tag=0, waited_s=80.0, blocked=True, place=NEW), steps=True)
+    (verdict,) = verdicts([waits, rank(0, activity=ASLEEP, steps=True, stepped_s=0.1)], [WORLD])
+    assert (verdict.kind, verdict.ranks) == ("waiting", [0])
+
+
 def test_first_stage_of_a_server() -> None:
     """In a job without steps the first rank may wait for requests before it sends; another stage that does not send is at fault."""
     for sender, kind in ((0, "waiting"), (2, "stalled")):

@@ -570,6 +570,14 @@ def test_one_rank_uses_groups_in_another_order() -> None:
     assert (found.kind, found.cause, found.ranks, found.waiting) == ("desync", "order", [1], [0, 2])
 
 
+def test_bystander_of_a_ring() -> None:
+    """Of ranks in two groups that two of them call in different orders, one for which none waits is not at fault: it only waits."""
+    tp, dp = replace(LEFT, members=[0, 1]), replace(RIGHT, ranks=[0, 1, 2], members=[0, 1, 2], size=3)
+    waits = (rank(0, op(group="l")), rank(1, op(group="r")), rank(2, op(group="r")))
+    (found,) = judged(*waits, groups=(tp, dp))
+    assert (found.kind, found.cause, found.ranks, found.waiting) == ("desync", "order", [0, 1], [2])
+
+
 def test_both_receive() -> None:
     """Two ranks that wait for a message from each other are named together; their messages have equal numbers in one group."""
     waits = [rank(n, op("recv", peer=1 - n, tag=0, waited_s=30.0)) for n in (0, 1)]

@@ -53,6 +53,12 @@ def test_becomes_a_fault() -> None:
     assert [one.consequence_of for one in known if one.kind == "waiting"] == [stalled.id]
 
 
+def test_was_over_before_the_fault() -> None:
+    """A wait that was over before a stall began in another operation is no consequence of it."""
+    known = after(after([], 0, WAITS), 15, replace(STALLED, seq=9, since_s=4.0))
+    assert {one.kind: one.consequence_of for one in known} == {"waiting": None, "stalled": None}
+
+
 def test_fault_stays_a_fault() -> None:
     """An operation that was stalled is not called a wait again, whatever its missing rank does, or a new agent knows less."""
     (known,) = after([], 0, STALLED)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from commwatch.wire import events as ev
 from commwatch_agent.analysis.calls.differences import CERTAIN_S
-from commwatch_agent.analysis.waits.patience import WORKING_S
+from commwatch_agent.analysis.waits.patience import WORKING_S, goes_on
 from commwatch_agent.analysis.waits.wait_graph import HANG_S, SILENT_S, absence, age
 from commwatch_agent.model.endings import DIED
 from commwatch_agent.model.views import InFlight, OutsideCall, RankView
@@ -99,7 +99,7 @@ def _judged(job_id: str, call: _Call, inside: list[int], since_s: float, views: 
             return
         missing = [rank for rank in members if rank not in inside and not _has_come(views.get(rank), call)]
     else:  # it is not known who is to set the key
-        missing = [rank for rank in every if rank not in inside and _may_set_it(views.get(rank))]
+        missing = [rank for rank in every if rank not in inside and _may_set_it(views.get(rank), since_s)]
         missing = missing if len(missing) == 1 else []
     why = {rank: _why(views.get(rank)) for rank in missing}
     cause = next((each for each in _CAUSES if each in why.values()), "stuck" if call.name in _OF_ALL else "not_come")
@@ -110,7 +110,7 @@ def _judged(job_id: str, call: _Call, inside: list[int], since_s: float, views: 
     whom = f"{named(inside)} in {call.says} for {seconds(since_s)}"
     about = call.key or ("" if call.ranks is None else named(list(call.ranks)))
     says = f"{_says(call, why, views, near)} ({whom})"
-    is_due = since_s >= _limit_s(call, cause, missing, views)
+    is_due = since_s >= _limit_s(call, cause, missing, views, since_s)
     yield OutsideWait(job_id, call.name, about, inside, since_s, cause, culprits, says, is_due)
 
 
@@ -125,8 +125,12 @@ def _has_come(view: RankView | None, call: _Call) -> bool:
     return bool(call.number) and (begun > call.number or (begun == call.number and not in_such))
 
 
-def _may_set_it(view: RankView | None) -> bool:
-    return view is None or (view.state in ("running", "gone") and not _where(view))
+def _may_set_it(view: RankView | None, since_s: float) -> bool:
+    """Return whether a rank may be the one that is to set a key: not if it has waited elsewhere for most of the time."""
+    if view is None:
+        return True
+    waits_s = max((*map(age, _waited_for(view)), *(each.age_s for each in view.outside)), default=0.0)
+    return view.state in ("running", "gone") and 2 * waits_s < since_s
 
 
 def _why(view: RankView | None) -> str:
@@ -146,15 +150,15 @@ def _waited_for(view: RankView) -> list[InFlight]:
     return [op for op in view.in_flight if not op.queued and (op.op not in ev.P2P or op.waited_s is not None)]
 
 
-def _limit_s(call: _Call, cause: str, missing: list[int], views: _Ranks) -> float:
+def _limit_s(call: _Call, cause: str, missing: list[int], views: _Ranks, since_s: float) -> float:
     if cause in ("dead", "gone"):
         return CERTAIN_S
     if cause == "stuck":
         return _CONNECTING_S
     if cause == "stopped" or (missing and all(rank in views and _waits_long(views[rank]) for rank in missing)):
         return HANG_S
-    # At a job's end, some ranks may have much left to do.
-    if call.name == "destroy_process_group":
+    # At a job's end, some ranks may have much left to do; and a spare waits for a key while the others train.
+    if call.name == "destroy_process_group" or (call.key and any(goes_on(view, since_s) for view in views.values())):
         return math.inf
     known = [views[rank].activity for rank in missing if rank in views]
     works = len(known) == len(missing) > 0 and all(each is not None and each.is_working for each in known)

@@ -57,6 +57,10 @@ def overdue(wait: Wait, missing: RankView | None, steps: bool | None, *, is_here
         return True
     if missing is None:
         return wait.since_s > (WORKING_S if place.times < _SELDOM and not is_here else limit_s(place, None))
+    if goes_on(missing, wait.since_s) and missing.rank in _senders(
+        wait
+    ):  # as a trainer does whose evaluator waits for weights
+        return False
     sources = _sources(wait) if steps is False else set()
     if missing.rank in sources:
         return wait.since_s > WORKING_S
@@ -64,6 +68,11 @@ def overdue(wait: Wait, missing: RankView | None, steps: bool | None, *, is_here
         return False
     is_long = wait.since_s > _limit_of(place, missing) and (_always_quick(place) or not _is_away_as_usual(missing))
     return is_long or _does_nothing_where_it_was_quick(missing)
+
+
+def goes_on(view: RankView, since_s: float) -> bool:
+    """Return whether a rank for which others wait since ``since_s`` seconds has made training steps meanwhile: it is at its work."""
+    return view.stepped_s is not None and 2 * view.stepped_s < since_s
 
 
 def is_behind(missing: RankView, since_s: float) -> bool:
@@ -124,6 +133,15 @@ def _absent_s(wait: Wait, sources: set[int]) -> float:
         if isinstance(op, InFlight) and op.absent_s is not None and rank not in sources
     )
     return min(absent, default=0.0)
+
+
+def _senders(wait: Wait) -> set[int]:
+    """Return the ranks that are to send what the others wait for: the root of an operation, or the peer of a receive."""
+    return {
+        op.peer
+        for op in wait.inside.values()
+        if isinstance(op, InFlight) and op.peer is not None and (op.op in ev.FROM_ROOT or op.op == "recv")
+    }
 
 
 def _sources(wait: Wait) -> set[int]:
