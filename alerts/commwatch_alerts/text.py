@@ -1,6 +1,6 @@
 """The template language of alert texts: rendered in Python, or converted to Go templates with equal results.
 
-- ``{rank}`` is the label ``rank`` of the alert, empty if there is none; ``{raised}`` one of ``WORDS``, within a clause;
+- ``{rank}`` is the label ``rank`` of the alert, empty if there is none; ``{how}`` one of ``WORDS``, within a clause;
 - ``{value:percent}`` is the alert's value, ``{exposed:percent}`` the number ``exposed`` of the rule's ``also``, or
   ``not known``. Formats: ``percent`` (0.42 is ``42%``), ``seconds`` (``1m 30s``), ``bytes`` (``1.25GB``), ``number`` (``12.5k``);
 - ``[, {exposed:percent} of it exposed]`` is a clause: left out if one of its labels is empty or one of its numbers not known.
@@ -20,7 +20,7 @@ from commwatch_alerts.model import Rule
 #: Name of the alert's own value.
 VALUE = "value"
 #: Texts that only an agent knows: Prometheus leaves out the clauses that name them.
-WORDS = frozenset({"raised"})
+WORDS = frozenset({"ended_by", "how"})
 UNKNOWN = "not known"
 _PART = re.compile(r"\{(?P<name>[a-z_][a-z0-9_]*)(?::(?P<format>[a-z]+))?\}|(?P<open>\[)|(?P<close>\])|(?P<odd>[{}])")
 _LARGE, _SMALL = ("k", "M", "G", "T", "P", "E", "Z", "Y"), ("m", "u", "n", "p", "f", "a", "z", "y")

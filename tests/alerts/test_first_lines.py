@@ -64,12 +64,13 @@ def test_every_one(rule: Rule) -> None:
 
 
 def test_a_rank_that_raised() -> None:
-    """The texts on a rank that an exception ended have its type, and do not speak of a death; those for Prometheus, which knows none, leave it out."""
+    """The texts on a rank that failed have by what, and what its exception says; those for Prometheus, which knows neither, leave it out."""
     (rule,) = (each for each in RULES if (each.name, each.variant) == ("RankLost", ""))
     line = "[WARNING] Rank 3 of job train-7b failed (raised KeyError): read the end of that rank's log"
-    assert first_line(rule, raised="KeyError") == line
-    says = "Rank 3 of job train-7b ended without a clean exit: it raised KeyError."
-    assert render(rule.description, LABELS | {"raised": "KeyError"}, 1.0, {}).startswith(says)
+    assert first_line(rule, ended_by="raised KeyError") == line
+    says = "Rank 3 of job train-7b failed: it ended with KeyError: 'lr'. The other ranks"
+    assert render(rule.description, LABELS | {"how": "ended with KeyError: 'lr'"}, 1.0, {}).startswith(says)
+    assert render(rule.description, LABELS, 1.0, {}).startswith("Rank 3 of job train-7b failed. The other ranks")
 
 
 def test_text_after_the_title() -> None:

@@ -21,16 +21,16 @@ from tests.helpers import BOTH_HOOKS, PATIENCE_S, agent, clean_env, commwatch, w
 @pytest.mark.parametrize(
     ("hook", "how", "says"),
     [
-        ("native", (), r"rank 1 died \(no clean end\)"),
-        ("python", ("--raise",), r"rank 1 ended with LookupError in \S+ \(\S+:\d+\)"),
+        ("native", (), r"rank 1 died of signal 9 \(SIGKILL\)"),
+        ("python", ("--raise",), r"rank 1 ended with LookupError in \S+ \(\S+:\d+\): no data"),
     ],
     ids=["native-killed", "python-raised"],
     indirect=["hook"],
 )
 def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], says: str) -> None:
     """Around a job and beside it: the rank that failed first is named with how and when, around it with the exit code, beside it in a message."""
-    title = "raised LookupError" if how else "died"
-    arguments = ("500", "--pause", "0.005", "--kill-rank", "1", "--kill-at", "100", *how)
+    title = "raised LookupError" if how else r"ended by signal 9 \(SIGKILL\)"
+    arguments = ("500", "--pause", "0.02", "--kill-rank", "1", "--kill-at", "100", *how)
     job = preforked("ops.py", 2, *arguments)
     around = job if how else torchrun("ops.py", 2, *arguments)  # once by the launcher that people use
     done = commwatch("run", "--dir", tmp_path / "run", "--port", "0", "--", *around, env=clean_env(COLUMNS="250"))
@@ -44,9 +44,10 @@ def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], sa
         env = clean_env(COMMWATCH="1", COMMWATCH_DIR=str(tmp_path / "beside"), COMMWATCH_JOB="crashed")
         subprocess.run(job, env=env, capture_output=True, timeout=2 * PATIENCE_S, check=False)
         wait_for(running.job_has_ended, "the end of the job")
+        ends = rf"{says} at [\d:]{{8}} UTC(, first of 2)?"
+        wait_for(lambda: re.fullmatch(ends, running.get("/api/v1/jobs")[0]["ending"]), "how it ended")
         (view,) = running.get("/api/v1/jobs")
         assert (view["failed"], view["exit_code"]) == (True, None)
-        assert re.fullmatch(rf"{says} at [\d:]{{8}} UTC(, first of 2)?", view["ending"])
         assert [rank["raised"] for rank in running.get("/api/v1/ranks")][1] == ("LookupError" if how else None)
 
         def firing() -> list[dict[str, Any]]:
@@ -55,7 +56,8 @@ def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], sa
         (message,) = wait_for(firing, "the message on the loss that ended the job")
         assert (message["name"], message["labels"]["rank"], message["labels"]["job_id"]) == ("RankLost", "1", "crashed")
         assert re.match(says, message["annotations"]["cause"])
-        assert ("failed (raised LookupError): read" in message["annotations"]["summary"]) == bool(how)
+        by = "raised LookupError" if how else "signal 9 (SIGKILL)"
+        assert f"failed ({by}): read" in message["annotations"]["summary"]
 
 
 @BOTH_HOOKS

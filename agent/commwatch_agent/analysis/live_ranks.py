@@ -148,6 +148,8 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
         end_is_reported=totals.ending is not None and totals.ending.is_reported,
         raised=(totals.ending and totals.ending.raised) or None,
         raised_at=(totals.ending and totals.ending.at) or None,
+        raised_says=(totals.ending and totals.ending.says) or None,
+        exit_status=totals.ending and totals.ending.status,
         destroyed=sorted(totals.groups[small_id].group_id for small_id in totals.destroyed),
         ended=ended_calls.ended(totals, sought, now_ns),
         quiet_s=quiet_s,

@@ -545,4 +545,6 @@ def _stored(ring: RingRow, records: int, lost: int) -> RankView:
         end_is_reported=ring.ending is not None and ring.ending.is_reported,
         raised=(ring.ending and ring.ending.raised) or None,
         raised_at=(ring.ending and ring.ending.at) or None,
+        raised_says=(ring.ending and ring.ending.says) or None,
+        exit_status=ring.ending and ring.ending.status,
     )

@@ -14,7 +14,7 @@ from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.families import families, uncertain
 from commwatch_agent.incidents.words import NO_STACK, is_over, lasted, no_place, stack, when
-from commwatch_agent.model.endings import DIED
+from commwatch_agent.model.endings import how_ended, is_death
 from commwatch_agent.model.views import JobView, RankView
 from commwatch_agent.report.what_happened import ended_by, ending, happened
 from commwatch_agent.sources.stack_capture import Evidence
@@ -121,7 +121,7 @@ def _between_lives(job: JobView, now: float) -> Iterator[Doubt]:
     if may_restart and now - job.last_seen_at < _STARTS_AGAIN_S:
         before = f", as {counted(job.restarts, 'time')} before" if job.restarts else ""
         # All at once are often ended by a user.
-        at_once = len(job.ranks) > 1 and job.ending.startswith(f"{named(job.ranks)} {DIED}")
+        at_once = len(job.ranks) > 1 and is_death(job.ending.removeprefix(f"{named(job.ranks)} "))
         yield Doubt(f"whether the launcher of {job.job_id} starts it again{before}", not at_once)
 
 
@@ -144,8 +144,7 @@ def _of_job(job: JobView, views: list[RankView], seen: Diagnosis, now: float) ->
 def _trouble(view: RankView, now: float) -> str:
     """Return why a rank cannot go on; empty: it can, or it has ended properly."""
     if view.state == "gone" or view.raised:
-        at = f" in {view.raised_at}" if view.raised_at else ""
-        how = f"ended with {view.raised}{at}" if view.raised else "died"
+        how = how_ended(view.raised or "", view.raised_at or "", view.raised_says or "", view.exit_status)
         return how if view.ended_at is None else f"{how} {seconds(max(0.0, now - view.ended_at))} ago"
     return _TROUBLES.get(state(view), "")
 

@@ -14,7 +14,7 @@ from commwatch_agent.analysis.waits.uneven_work import Why, says, uneven
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.incidents.incident import BY_CTRL_C, LOST, STANDSTILLS, Condition, EvidenceItem
 from commwatch_agent.incidents.verdict_views import details_of, subject
-from commwatch_agent.model.endings import DIED, INTERRUPTED, Ending, first_to_fail
+from commwatch_agent.model.endings import INTERRUPTED, Ending, ended_by, first_to_fail, how_ended
 from commwatch_agent.model.views import Failed, GroupView, RankView
 from commwatch_agent.text.units import percent
 from commwatch_collectors.spans import ranks as named
@@ -179,7 +179,9 @@ def _left_early(
             continue
         waiting = [view.rank for view in victims if view.rank in (group.members or needed)]
         where = f"{each.op} {each.seq} of group {group.group}"
-        says = f"{named(left)} had ended and did not join ({named(waiting)} raised in {where})"
+        codes = {view.exit_status for view in views if view.rank in left and view.exit_status}
+        code = f" with {ended_by('', *codes)}" if len(codes) == 1 else ""
+        says = f"{named(left)} had ended{code} and did not join ({named(waiting)} raised in {where})"
         about = (first.job_id, each.group_id, group.group, each.seq, each.op)
         since_s = max(0.0, now - (first.ended_after or now))
         found = _condition(Verdict("hang", "gone", *about, left, waiting, since_s, says), job, group.size, now)
@@ -257,12 +259,13 @@ def _of_ranks(job_id: str, job: KnownJob, views: list[RankView], now: float) -> 
     """Return the loss of ranks that ended alike, the first of them first."""
     view = views[0]
     ranks, hosts = sorted(each.rank for each in views), sorted({each.host for each in views})
-    at = f" in {view.raised_at}" if view.raised_at else ""
-    how = f"ended with {view.raised}{at}" if view.raised else DIED
+    how = how_ended(view.raised or "", view.raised_at or "", view.raised_says or "", view.exit_status)
+    by = ended_by(view.raised or "", view.exit_status)
     ended_at = now if view.ended_at is None else min(now, view.ended_at)
     says = f"{named(ranks)} {how}, on {', '.join(hosts)}"
     data = {"rank": view.rank, "raised": view.raised, "at": view.raised_at, "pid": view.pid}
     data |= {"in_operation": True} if view.failed_in_operation else {}
+    data |= {"status": view.exit_status} if not view.raised and view.exit_status else {}
     return Condition(
         kind="rank_lost",
         subject=(str(view.rank),),
@@ -273,7 +276,7 @@ def _of_ranks(job_id: str, job: KnownJob, views: list[RankView], now: float) -> 
         cause=_cause(view),
         ranks=tuple(ranks),
         nodes=tuple(hosts),
-        words={"rank": spans(ranks)} | ({"raised": view.raised} if view.raised else {}),
+        words={"rank": spans(ranks)} | ({"ended_by": by, "how": how} if by else {}),
         evidence=(EvidenceItem("ending", ended_at, says, data),),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from commwatch_agent.incidents.incident import JOB_ENDED, MOMENTS, EvidenceItem
+from commwatch_agent.model.endings import ended_by
 from commwatch_agent.text.units import seconds, time_of_day
 from commwatch_alerts.remedies import TITLES, remedy
 from commwatch_collectors.spans import ranks as named
@@ -48,11 +49,19 @@ def title(kind: str, ranks: Iterable[int], cause: str = "", evidence: Iterable[E
     name = TITLES.get(kind, kind)
     if kind == "rank_lost" and cause in _LOST:
         name = _LOST[cause]
-    elif kind == "rank_lost" and (
-        raised := next((item.data.get("raised") for item in evidence if item.source == "ending"), None)
-    ):
-        name = f"Rank raised {raised}"
+    elif kind == "rank_lost":
+        name = _how_lost(item.data for item in evidence if item.source == "ending") or name
     return f"{name}: {named(whom)}" if whom else name
+
+
+def _how_lost(endings: Iterable[Mapping[str, object]]) -> str:
+    """Return by what a rank was lost, as the begin of a title; empty: not known."""
+    known = list(endings)
+    raised = next((str(each["raised"]) for each in known if each.get("raised")), "")
+    status = next((status for each in known if isinstance(status := each.get("status"), int)), None)
+    by = ended_by(raised, status)
+    how = "" if raised else "ended by " if (status or 0) < 0 else "ended with "
+    return by and f"Rank {how}{by}"
 
 
 def lasted_s(incident: Timed) -> float:

@@ -32,16 +32,61 @@ class Ending(NamedTuple):
     at: str = ""
     #: ``until_ns`` is when the kernel reported the end of the process, a little after it: of several such ends, the earliest was first.
     is_reported: bool = False
+    #: What the exception says, in one line; empty: nothing, or not known.
+    says: str = ""
+    #: Exit code of the process, or ``-n`` if signal n ended it; ``None``: not known.
+    status: int | None = None
 
     @property
-    def exception(self) -> str:
-        """Type and place of the exception that ended it; empty: none, or not known."""
-        return f"{self.raised} in {self.at}" if self.at else self.raised
+    def how(self) -> str:
+        """How it ended, as people read it."""
+        return how_ended(self.raised, self.at, self.says, self.status)
 
     @property
     def failed(self) -> bool:
         """Whether the process died or an exception ended it."""
         return not self.clean or bool(self.raised)
+
+
+def how_ended(raised: str, at: str, words: str, status: int | None) -> str:
+    """Return how a rank failed, as people read it: its exception, or the signal or exit code of its process, whichever is known.
+
+    Args:
+        raised, at, words, status: as ``raised``, ``at``, ``says`` and ``status`` of an ``Ending``.
+
+    >>> how_ended("ValueError", "load (train.py:31)", "bad batch", 1)
+    'ended with ValueError in load (train.py:31): bad batch'
+    >>> how_ended("", "", "", -9), how_ended("", "", "", 3), how_ended("", "", "", None)
+    ('died of signal 9 (SIGKILL)', 'ended with exit code 3', 'died (no clean end)')
+    """
+    if raised:
+        return f"ended with {raised}{f' in {at}' if at else ''}{f': {words}' if words else ''}"
+    if not status:
+        return DIED
+    return f"{'died of' if status < 0 else 'ended with'} {ended_by(raised, status)}"
+
+
+def is_death(how: str) -> bool:
+    """Return whether a text of ``how_ended`` is about a process that neither an exception nor an exit of its own has ended."""
+    return how.startswith("died ")
+
+
+def ended_by(raised: str, status: int | None) -> str:
+    """Return by what a rank failed, in two words; empty: not known. The arguments are as for ``how_ended``.
+
+    >>> ended_by("ValueError", 1), ended_by("", -9), ended_by("", 3)
+    ('raised ValueError', 'signal 9 (SIGKILL)', 'exit code 3')
+    """
+    if raised:
+        return f"raised {raised}"
+    if not status:
+        return ""
+    return f"exit code {status}" if status > 0 else f"signal {-status}{_name_of(-status)}"
+
+
+def _name_of(number: int) -> str:
+    name = next((each.name for each in signal.Signals if each == number), "")
+    return f" ({name})" if name else ""
 
 
 def first_to_fail(endings: Mapping[int, Ending]) -> list[int]:
@@ -87,10 +132,9 @@ def says(endings: Mapping[int, Ending], exit_code: int | None = None) -> str:
     if first:
         ending = min((endings[rank] for rank in first), key=lambda ending: ending.until_ns)
         at = time_of_day(ending.until_ns / 1e9)
-        how = f"ended with {ending.exception}" if ending.raised else DIED
         among = f", first of {len(endings)}" if len(endings) > len(first) else ""
         victims = ", in an operation, so another rank may be the cause" if ending.in_operation else ""
-        parts.append(f"{named(first)} {how} at {at}{among}{victims}")
+        parts.append(f"{named(first)} {ending.how} at {at}{among}{victims}")
     return "; ".join(parts)
 
 
@@ -109,8 +153,7 @@ def exit_says(code: int) -> str:
     >>> exit_says(3)
     'exit code 3'
     """
-    name = next((each.name for each in signal.Signals if each == code - 128), "")
-    return f"exit code {code} ({name})" if name else f"exit code {code}"
+    return f"exit code {code}{_name_of(code - 128)}"
 
 
 def failed(endings: Iterable[Ending], exit_code: int | None) -> bool | None:

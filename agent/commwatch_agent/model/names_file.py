@@ -31,7 +31,7 @@ _RUN = re.compile(r"[0-9a-f]{16}")
 _FRAMEWORK = re.compile(r"[a-z0-9_]{1,20}")
 _MOST_FRAMEWORKS = 16
 #: Characters of the name of an exception's type, of an operator or dtype, of any other text.
-_MOST_TYPE, _MOST_OP, _MOST_TEXT = 80, 200, 4096
+_MOST_TYPE, _MOST_OP, _MOST_SAYS, _MOST_TEXT = 80, 200, 200, 4096
 #: Codes of operators and dtypes have one byte in a record.
 _CODES = 256
 #: Bytes that an entry takes in memory, besides its texts and members; and those of each member, or of each text.
@@ -180,8 +180,8 @@ class Names:
         self.replicas: dict[int, Announced] = {}
         #: Tables of the parts of the model, by number.
         self.parts: dict[int, PartTable] = {}
-        #: Type of the exception that ended the process; empty: none, or not known.
-        self.raised = self.raised_at = ""
+        #: Type, place and words of the exception that ended the process; empty: none, or not known.
+        self.raised = self.raised_at = self.raised_says = ""
         #: Numbers of the groups that the process has destroyed.
         self.destroyed: set[int] = set()
 
@@ -243,6 +243,7 @@ class Names:
             self._announce(count_of(entry["replicas"]), entry)
         elif "raised" in entry:
             self.raised, self.raised_at = (str(entry.get(name, ""))[:_MOST_TYPE] for name in ("raised", "at"))
+            self.raised_says = str(entry.get("says", ""))[:_MOST_SAYS]
         elif "destroyed" in entry:
             self.destroyed |= self.groups.keys() & {count_of(entry["destroyed"])}
 

@@ -288,6 +288,10 @@ class RankView:
     raised: str | None = None
     #: Where it was raised, as ``load (train.py:88)``; ``None``: not known.
     raised_at: str | None = None
+    #: What it says, in one line; ``None``: nothing, or not known.
+    raised_says: str | None = None
+    #: Exit code of its process, or ``-n`` if signal n ended it; ``None``: 0, or not known.
+    exit_status: int | None = None
     #: ``group_id`` of the groups that it has destroyed.
     destroyed: list[str] = field(default_factory=list)
     #: Its collectives that other ranks may still be inside (``analysis.calls.ended``).

@@ -6,7 +6,11 @@ faults and the scheduler's times.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import pwd
+import struct
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +25,8 @@ _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 #: ``PF_EXITING`` and ``PF_SIGNALED`` of the kernel, in the flags of a process; SIGKILL among its pending signals, which any signal that
 #: ends a process becomes.
 _EXITING, _SIGNALED, _SIGKILL = 0x4, 0x400, 1 << 8
+#: ``PIDFD_GET_INFO`` of the kernel from 6.15 on, what it fills in, and the flag ``PIDFD_INFO_EXIT``: it has the status of the process.
+_GET_INFO, _INFO, _WITH_EXIT = 0xC040FF0B, struct.Struct("=Q52xi"), 1 << 3
 
 
 def state(pid: int, proc: Path = Path("/proc")) -> str | None:
@@ -37,6 +43,22 @@ def is_killed(pid: int, proc: Path = Path("/proc")) -> bool:
     """Return whether a signal has ended the process, which may not have noticed yet; False if not known."""
     fields = files.of_process(pid, str(proc))
     return bool(_number(fields, 6) & _SIGNALED or _number(fields, 28) & _SIGKILL)
+
+
+def exit_status(pid: int, pidfd: int, proc: Path = Path("/proc")) -> int | None:
+    """Return the exit code of a process that has ended, ``-n`` if signal n ended it; ``None``: it is 0, or not known.
+
+    Until its parent has waited for it, ``/proc`` has it, as 0 for those who may not see it; after that, kernels from 6.15 on.
+    """
+    fields = files.of_process(pid, str(proc))
+    status = _number(fields, 49) if fields[:1] == ["Z"] else 0
+    if not status:
+        info = bytearray(_INFO.pack(_WITH_EXIT, 0))
+        with suppress(OSError):
+            fcntl.ioctl(pidfd, _GET_INFO, info)
+            flags, found = _INFO.unpack(info)
+            status = found if flags & _WITH_EXIT else 0
+    return os.waitstatus_to_exitcode(status) if status else None
 
 
 def _number(fields: list[str], at: int) -> int:

@@ -55,7 +55,7 @@ def test_healthy() -> None:
 @pytest.mark.parametrize(
     ("ranks", "code", "doubt"),
     [
-        (two(rank(1, state="gone", ended_at=NOW - 1)), 1, "rank 1 (train) died 1.00 s ago"),
+        (two(rank(1, state="gone", ended_at=NOW - 1)), 1, "rank 1 (train) died (no clean end) 1.00 s ago"),
         (
             two(rank(1, state="ended", raised="ValueError", raised_at="load (a.py:3)", ended_at=NOW - 2)),
             1,

@@ -13,6 +13,7 @@ from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_
 from commwatch_agent.incidents.incident import RECOVERED, Condition, Incident
 from commwatch_agent.incidents.job_rules import left_early, lost_ranks, of_verdicts
 from commwatch_agent.incidents.lifecycle import Around, Table
+from commwatch_agent.incidents.words import title
 from commwatch_agent.model.views import Failed, GroupView, InFlight, RankView
 from commwatch_alerts.catalogue import read, shipped
 
@@ -134,8 +135,21 @@ def test_lost_rank(raised: str | None, cause: str) -> None:
     (one,) = lost_ranks(Evidence(NOW, JOBS, ranks=views))
     assert (one.cause, one.ranks, one.began_at) == (cause, (1,), NOW - 3)
     assert ("load (train.py:8)" in one.says) == bool(raised)
-    assert one.words == {"rank": "1"} | ({"raised": raised} if raised else {})
+    how = f"ended with {raised} in load (train.py:8)"
+    assert one.words == {"rank": "1"} | ({"ended_by": f"raised {raised}", "how": how} if raised else {})
     assert list(lost_ranks(Evidence(NOW - 2, JOBS, ranks=views))) == []
+
+
+@pytest.mark.parametrize(("status", "says", "named"), [
+    (-9, "rank 1 died of signal 9 (SIGKILL), on node", "Rank ended by signal 9 (SIGKILL): rank 1"),
+    (3, "rank 1 ended with exit code 3, on node", "Rank ended with exit code 3: rank 1"),
+    (None, "rank 1 died (no clean end), on node", "Rank died: rank 1"),
+])  # fmt: skip
+def test_how_a_process_ended(status: int | None, says: str, named: str) -> None:
+    """A rank that was lost is named with the signal or the exit code that ended its process, where that is known."""
+    views = [rank(0), rank(1, "gone", ended_at=NOW - 3, exit_status=status)]
+    (one,) = lost_ranks(Evidence(NOW, JOBS, ranks=views))
+    assert (one.says, title(one.kind, one.ranks, one.cause, one.evidence)) == (says, named)
 
 
 def test_ranks_that_are_not_lost() -> None:
@@ -196,7 +210,7 @@ def test_all_raise_alike() -> None:
     for_want_of_it = [replace(each, failed_in_operation=True) for each in alike[1:]]
     assert ended(alike[0], *for_want_of_it) == [("exception", "", (0,))]
     (one,) = lost_ranks(Evidence(NOW, {"train": JOBS["train"]._replace(ended=True)}, ranks=[*alike, other]))
-    assert one.words == {"rank": "0-2", "raised": "ValueError"}
+    assert (one.words["rank"], one.words["ended_by"]) == ("0-2", "raised ValueError")
     victim = replace(alike[0], failed_in_operation=True, raised="RuntimeError")
     victims = [replace(victim, rank=n, ended_at=NOW - 3 + n / 10, ended_after=NOW - 3 + n / 10) for n in range(3)]
     assert ended(*victims) == [("exception", "", (0,))]

@@ -19,6 +19,10 @@ def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1000)"])
 
 
+def kernel_tells() -> bool:
+    return tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 15)
+
+
 def noted(ends: ProcessEnds, pid: int) -> bool:
     ends.tick()
     return ends.at(pid) is not None
@@ -44,6 +48,26 @@ def test_in_order() -> None:
             for process in (first, second, other):
                 process.kill()
                 process.wait()
+
+
+@pytest.mark.parametrize("waited_for", [False, True])
+@pytest.mark.parametrize(("code", "status"), [("os.kill(os.getpid(), 9)", -9), ("os._exit(3)", 3), ("0", None)])
+def test_how_they_ended(code: str, status: int | None, waited_for: bool) -> None:
+    """The signal or the exit code of a process is noted with its end, whether or not its parent has waited for it; 0 is not told from not known."""
+    command = [sys.executable, "-S", "-c", f"import os; input(); {code}"]
+    with closing(ProcessEnds()) as ends, subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        ends.watch(process.pid)
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        if waited_for:
+            process.wait()
+        wait_for(lambda: noted(ends, process.pid), "the end")
+        if waited_for and not kernel_tells():
+            pytest.skip("before Linux 6.15, only a process that was not waited for has a status")
+        assert ends.status(process.pid) == status
+        ends.forget(process.pid)
+        assert ends.status(process.pid) is None
 
 
 def test_killed_by_one_signal(monkeypatch: pytest.MonkeyPatch) -> None:

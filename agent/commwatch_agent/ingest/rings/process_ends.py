@@ -11,7 +11,7 @@ import select
 import threading
 import time
 
-from commwatch_collectors.node.process import is_killed
+from commwatch_collectors.node.process import exit_status, is_killed
 
 #: Most processes that are watched, each with an open file; longest wait for the end of one, in s.
 _MOST, _WAIT_S = 256, 1.0
@@ -28,6 +28,8 @@ class ProcessEnds:
         self._pids: dict[int, int] = {}
         #: By pid: the monotonic time of its end, in ns.
         self._ended: dict[int, int] = {}
+        #: By pid: its exit code, or ``-n`` for signal n, where that is known.
+        self._statuses: dict[int, int] = {}
         #: By pid: when it was first seen that it was killed, of those that have not ended.
         self._killed: dict[int, int] = {}
 
@@ -39,26 +41,40 @@ class ProcessEnds:
             with contextlib.suppress(OSError, AttributeError):
                 opened = os.pidfd_open(pid)
                 self._ended.pop(pid, None)  # of an earlier process with this number
+                self._statuses.pop(pid, None)
                 self._files[pid], self._pids[opened] = opened, pid
                 self._epoll.register(opened, select.EPOLLIN)
 
     def at(self, pid: int) -> int | None:
         """Return when a process ended, as monotonic ns; ``None``: not known."""
+        if pid in self._files:  # the thread that waits for ends may not have come to it
+            with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+                self._note(self._epoll.poll(0))
         return self._ended.get(pid)
+
+    def status(self, pid: int) -> int | None:
+        """Return the exit code of a process that ended, ``-n`` if signal n ended it; ``None``: not known."""
+        return self._statuses.get(pid)
 
     def forget(self, pid: int) -> None:
         """Drop what is known of a process."""
         with self._lock:
             self._ended.pop(pid, None)
+            self._statuses.pop(pid, None)
             self._killed.pop(pid, None)
             self._drop(pid)
 
     def tick(self) -> None:
         """Wait for ends, at most a second, and note them."""
-        found = self._epoll.poll(_WAIT_S)
+        self._note(self._epoll.poll(_WAIT_S))
+
+    def _note(self, found: list[tuple[int, int]]) -> None:
         now_ns = time.monotonic_ns()
         with self._lock:
             for pid in {self._pids[opened] for opened, _ in found if opened in self._pids}:
+                status = exit_status(pid, self._files[pid])
+                if status is not None:
+                    self._statuses[pid] = status
                 self._ended[pid] = self._killed.pop(pid, now_ns)
                 self._drop(pid)
             for pid in self._files if found else ():

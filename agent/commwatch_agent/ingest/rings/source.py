@@ -47,6 +47,8 @@ class Source:
         #: Of its trainer, as this agent sees it; 0: not known. And when that process ended, as monotonic ns; ``None``: not known.
         self.pid = 0
         self.died_ns: int | None = None
+        #: Its exit code, or ``-n`` for signal n; ``None``: not known.
+        self.status: int | None = None
         #: Monotonic time when its trainer was last found alive; ``None``: not by this agent.
         self.alive_ns: int | None = None
         #: Monotonic time before the last drain that left nothing behind: operations that end later may still be in the ring.
@@ -82,7 +84,16 @@ def ending(source: Source, closed_ns: int) -> Ending:
     raised_ns = max((record.end_ns for record in totals.failures if record.flags & ev.FAILED), default=None)
     if closed_ns:
         at_ns = closed_ns + totals.offset_ns
-        return Ending(at_ns, at_ns, True, totals.raised, _is_shortly(raised_ns, closed_ns), totals.raised_at)
+        return Ending(
+            at_ns,
+            at_ns,
+            True,
+            totals.raised,
+            _is_shortly(raised_ns, closed_ns),
+            totals.raised_at,
+            says=totals.raised_says,
+            status=source.status,
+        )
     # An agent that started later has only the last heartbeat, which comes once a second; before the first operation, the begin of the ring.
     late = source.alive_ns is None or totals.gone_ns is None
     heartbeat_ns = totals.heartbeat_ns or int(totals.identity["started_ns"])
@@ -94,6 +105,7 @@ def ending(source: Source, closed_ns: int) -> Ending:
         clean=False,
         in_operation=_is_shortly(raised_ns, until_ns),
         is_reported=source.died_ns is not None,
+        status=source.status,
     )
 
 
