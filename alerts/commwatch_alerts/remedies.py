@@ -57,6 +57,7 @@ _REMEDIES: Mapping[tuple[str, str], str] = {
     ("hang", "gone"): _LEFT,
     ("hang", "destroyed"): "Let all ranks leave a group together: call `destroy_process_group` only after the last collective of every rank.",
     ("hang", "stopped"): _STOPPED,
+    ("hang", "not_joined"): _CODE,
     ("hang", ""): _PATH,
     ("stalled", "not_come"): "Check that all ranks were started, and read the log of that rank: it may have failed before it came to init_process_group.",
     ("stalled", "unseen"): "Start an agent on the node of that rank, or name it under `peers`, if one runs there.",

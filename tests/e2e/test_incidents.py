@@ -105,6 +105,20 @@ def test_restart_in_a_hang(tmp_path: Path) -> None:
         assert said(server, "CollectiveHang") == ["firing", "resolved"]
 
 
+def test_killed_before_the_message(tmp_path: Path) -> None:
+    """A job that is killed in a hang, before its alert would fire, has a message with the culprit."""
+    (run := tmp_path / "run").mkdir(mode=0o700)
+    config = tmp_path / "commwatch.toml"
+    with Server() as server:
+        config.write_text(f'[[receivers]]\nname = "to"\nkind = "webhook"\nurl = "{server.url}"\n')
+        with agent(run, "--config", str(config), "--quiet", constants=SOON_HUNG) as watching:
+            with running(scenario("stop", 1, size=3, after_s=1.0), run):
+                wait_for(lambda: incidents(watching, "hang"), "the hang", LONG_S)
+            wait_for(lambda: said(server, "CollectiveHang") == ["firing"], "the message", LONG_S)
+        (alert,) = [one for asked in list(server.asked) for one in asked.json["alerts"]]
+        assert alert["labels"]["rank"] == "1"
+
+
 def agrees(watching: RunningAgent, kind: str) -> bool:
     """The verdicts of a kind say the same as its incident."""
     about = ("ranks", "waiting", "cause", "group", "op", "seq")

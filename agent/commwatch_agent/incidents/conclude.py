@@ -9,9 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import NamedTuple
 
-from commwatch.wire import events as ev
-from commwatch.wire.numbers import ahead
 from commwatch_agent.analysis.flight_recorder_analysis import JOB, RankDump, views
+from commwatch_agent.incidents.cut_off import cut_off, has_passed
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.incidents.explanations import explained
 from commwatch_agent.incidents.incident import (
@@ -30,7 +29,6 @@ from commwatch_agent.incidents.metric_conditions import MetricRule
 from commwatch_agent.incidents.metric_rules import METRIC_RULES
 from commwatch_agent.incidents.slow_links import slow_links
 from commwatch_agent.incidents.software_rules import logged_errors
-from commwatch_agent.model.views import RankView
 
 
 class Finder(NamedTuple):
@@ -109,6 +107,7 @@ def conclude(
     """
     before = list(known)
     conditions = [found for finder in finders for found in finder.find(evidence, table.thresholds)]
+    conditions += cut_off(before, evidence, around.ended_runs)
     reasons: list[Condition | Incident] = [*conditions, *(each for each in before if each.ended_at is None)]
     known_why = {each.job_id for each in reasons if each.kind in REASONS_TO_WAIT}
     found = (each for each in conditions if not _is_uneven(each, known_why))
@@ -127,18 +126,8 @@ def _without_passed(incidents: Iterable[Incident], evidence: Evidence, now: floa
     for each in incidents:
         here = [view for rank in (*each.ranks, *each.waiting) if (view := known.get((each.job_id, rank))) is not None]
         is_gone = each.kind in STANDSTILLS | {"waiting"} and each.ended_at is None and each.last_at < now
-        is_over = is_gone and bool(here) and all(_has_passed(view, each) for view in here)
+        is_over = is_gone and bool(here) and all(has_passed(view, each) for view in here)
         yield replace(each, holds=False) if is_over else each
-
-
-def _has_passed(view: RankView, incident: Incident) -> bool:
-    """Return whether a rank is known to have ended the collective of an incident: not where ends are not seen."""
-    group, seq = incident.group_id, incident.seq
-    last = None if group in view.launched_s else view.last_seq.get(group)
-    if seq is None or last is None or incident.op in ev.P2P:
-        return False
-    is_inside = any(op.group_id == group and ahead(seq, op.seq) >= 0 and op.op not in ev.P2P for op in view.in_flight)
-    return ahead(last, seq) >= 0 and not is_inside
 
 
 def of_dumps(dumps: Sequence[RankDump], table: Table) -> list[Incident]:

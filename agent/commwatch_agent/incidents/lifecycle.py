@@ -7,10 +7,12 @@ so setting the wall clock neither opens nor ends anything.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from commwatch_agent.incidents.cut_off import LAST_LOOK_S
 from commwatch_agent.incidents.incident import (
     BY_CTRL_C,
     JOB_ENDED,
@@ -36,8 +38,6 @@ from commwatch_collectors.spans import ranks as named
 COMES_BACK_S = 60.0
 #: A condition that is not found for a shorter time counts as found, because samples are apart.
 GAP_S = 15.0
-#: A standstill that was not found for so long before the end of its run had ended before: looks are a second apart.
-_LAST_LOOK_S = 3.0
 #: A loss that ended its job so many seconds ago is no news: the agent did not run then.
 _NEWS_S = 300.0
 #: An alert that begins to fire as its job ends fires for so long: Alertmanager sends nothing that ends while it groups.
@@ -178,8 +178,9 @@ def _rank_of(kind: str) -> int:
 
 
 def _rules_of(condition: Condition, table: Table) -> list[Rule]:
-    """Return the rules of the table that hold for a condition."""
-    return [rule for rule in table.rows.get(condition.kind, ()) if rule.holds(condition.variant, condition.value)]
+    """Return the rules of the table that hold for a condition; nothing can end one that is final, so it has reached any age."""
+    value = math.inf if condition.is_final else condition.value
+    return [rule for rule in table.rows.get(condition.kind, ()) if rule.holds(condition.variant, value)]
 
 
 def _begun(condition: Condition, earlier: Incident | None, around: Around) -> Incident:
@@ -299,7 +300,7 @@ def _ended_with_its_run(incident: Incident, around: Around) -> Incident:
     was_watched = incident.last_at >= around.looks_since
     had_ended = incident.kind == "waiting" or (was_watched if unseen_s >= GAP_S else incident.kind in STANDSTILLS)
     is_sure = around.is_settled or (was_watched and unseen_s >= GAP_S)
-    if is_sure and had_ended and unseen_s > _LAST_LOOK_S:
+    if is_sure and had_ended and unseen_s > LAST_LOOK_S:
         return ended(incident, incident.last_at, RECOVERED)
     return ended(incident, around.now if unseen_s < GAP_S else incident.last_at, JOB_ENDED)
 
