@@ -96,14 +96,18 @@ def ends_of(totals: RankTotals) -> list[int]:
 
 
 def once(found: Iterable[tuple[str, str, Late]]) -> list[tuple[str, str, Late]]:
-    """Return, of (job, ``group_id``, straggler), each rank of a job once, with the group in which it costs most of the time."""
-    worst: dict[tuple[str, int], tuple[str, str, Late]] = {}
-    for each in found:
-        job_id, _, late = each
-        known = worst.setdefault((job_id, late.rank), each)
-        if late.cost_share > known[2].cost_share:
-            worst[job_id, late.rank] = each
-    return list(worst.values())
+    """Return, of (job, ``group_id``, straggler), each rank of a job once: with the group in which it costs most, and what it costs in others."""
+    of_rank: dict[tuple[str, int], dict[str, Late]] = {}
+    for job_id, group_id, late in found:
+        groups = of_rank.setdefault((job_id, late.rank), {})
+        groups[group_id] = max(groups.get(group_id, late), late, key=lambda each: each.cost_share)
+    return [(job_id, *_in_all(groups)) for (job_id, _), groups in of_rank.items()]
+
+
+def _in_all(groups: Mapping[str, Late]) -> tuple[str, Late]:
+    worst = max(groups, key=lambda each: groups[each].cost_share)
+    also = tuple((group_id, late.cost_share) for group_id, late in groups.items() if group_id != worst)
+    return worst, groups[worst]._replace(also=also)
 
 
 def _late_senders(

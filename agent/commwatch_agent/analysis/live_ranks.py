@@ -310,7 +310,8 @@ def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> l
     late = [
         straggler_verdict(
             who,
-            by_id[job_id, group_id],
+            by_id,
+            (job_id, group_id),
             reason(who.rank, who.cost_share, samples[job_id], now_ns - who.window_ns),
         )
         for job_id, group_id, who in ended_operations.stragglers(jobs, now_ns)

@@ -104,9 +104,18 @@ class Verdict:
     cost_share: float | None = None
     why: str | None = None
     why_code: str | None = None
+    #: For a straggler: how many ranks do nothing because of it, on average over time and in all groups in which it is late; ``None``: not known.
+    idle_ranks: float | None = None
     #: For a corruption of weights: the first parameter that differs, and the step of the optimizer, from 1, after which that was first seen.
     parameter: str | None = None
     step: int | None = None
+
+    @property
+    def idles(self) -> float | None:
+        """How many ranks do nothing because of a straggler, on average; ``None``: not known."""
+        if self.idle_ranks is None and self.cost_share is not None:
+            return self.cost_share * len(self.waiting)
+        return self.idle_ranks
 
 
 #: Kinds that say nothing about whether a rank is late.
@@ -170,7 +179,7 @@ def waited_for(found: Iterable[Verdict], waiting: float | None, ranks: int) -> f
         waiting: this share as measured, perhaps over a longer time than a straggler was late; ``None``: not known.
         ranks: number of ranks.
     """
-    late = (each.cost_share * min(1.0, len(each.waiting) / ranks) for each in found if each.cost_share and ranks)
+    late = (min(1.0, (each.idles or 0.0) / ranks) for each in found if each.cost_share and ranks)
     return headline.with_late(late, waiting)
 
 
@@ -264,13 +273,27 @@ def _disagreement(group: GroupView, seq: int, calls: Mapping[int, Call], since_s
     return Verdict("desync", what.cause, *about, what.odd, sorted(calls.keys() - set(what.odd)), since_s, says)
 
 
-def straggler_verdict(late: Late, group: GroupView, why: Why | None = None) -> Verdict:
+def straggler_verdict(
+    late: Late, groups: Mapping[tuple[str, str], GroupView], at: tuple[str, str], why: Why | None = None
+) -> Verdict:
     """Return the verdict on a straggler.
 
+    A rank that waits for it in several groups counts with the group in which it waits most: waits in others may be at the same time.
+
     Args:
+        groups: by job and ``group_id``.
+        at: those of the group in which it costs most.
         why: why the rank is late; ``None``: not known.
     """
-    waiting = sorted(set(group.members or group.ranks) - {late.rank})
+    group, waits = groups[at], dict[int, float]()
+    for group_id, share in ((group.group_id, late.cost_share), *late.also):
+        other = groups.get((group.job_id, group_id))
+        for rank in () if other is None else other.members or other.ranks:
+            waits[rank] = max(share, waits.get(rank, 0.0))
+    waits.pop(late.rank, None)
+    further = [
+        f"{groups[at[0], each].group} ({percent(share)})" for each, share in late.also if (at[0], each) in groups
+    ]
     window_s, cost_s = late.window_ns / 1e9, late.cost_ns / 1e9
     by = (
         f"late by {seconds(late.cost_ns / 1e9 / late.steps)} a step (mean of {counted(late.steps, 'step')})"
@@ -280,10 +303,21 @@ def straggler_verdict(late: Late, group: GroupView, why: Why | None = None) -> V
     says = (
         f"straggler: rank {late.rank} is {by} in group {group.group}; "
         f"in {seconds(window_s)} the others waited {percent(cost_s / window_s)} of the time for it"
+        + (f", and in {', '.join(further)}" if further else "")
         + (f"; {why.says}" if why else "")
     )
     about = (group.job_id, group.group_id, group.group, None, "")
-    late_by = Verdict("straggler", "late", *about, [late.rank], waiting, window_s, says, cost_share=cost_s / window_s)
+    late_by = Verdict(
+        "straggler",
+        "late",
+        *about,
+        [late.rank],
+        sorted(waits),
+        window_s,
+        says,
+        cost_share=cost_s / window_s,
+        idle_ranks=sum(waits.values()),
+    )
     return late_by if why is None else replace(late_by, why=why.says, why_code=why.code)
 
 

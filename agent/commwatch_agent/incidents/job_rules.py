@@ -129,7 +129,7 @@ def _idle(verdict: Verdict, group_size: int | None) -> tuple[float | None, float
     """Return how many ranks do nothing because of a fault, on average; and the share of their time that it takes."""
     if verdict.kind == "straggler":
         share = verdict.cost_share
-        return (None, None) if share is None else (share * len(verdict.waiting), share)
+        return verdict.idles, share
     if verdict.kind == "corruption":
         return None, None
     if verdict.kind == "waiting":
@@ -241,7 +241,14 @@ def _ending(view: RankView) -> Ending | None:
     since = view.ended_at if view.ended_after is None else view.ended_after
     clean = view.state == "ended"
     times = int(since * 1e9), int(view.ended_at * 1e9)
-    return Ending(*times, clean, view.raised or "", view.failed_in_operation, is_reported=view.end_is_reported)
+    return Ending(
+        *times,
+        clean,
+        view.raised or "",
+        view.failed_in_operation,
+        is_reported=view.end_is_reported,
+        says=view.raised_says or "",
+    )
 
 
 def _with_alike(first: RankView, lost: Iterable[RankView]) -> list[RankView]:

@@ -77,4 +77,4 @@ def _without_doubt(found: list[Verdict]) -> Iterator[Verdict]:
 def _across(seen: Seen, groups: Mapping[tuple[str, str], GroupView]) -> Iterator[Verdict]:
     for job, group_id, late in once([*late_across(seen.parts), *late_senders(seen.messages, seen.parts)]):
         if (job, group_id) in groups:
-            yield straggler_verdict(late, groups[job, group_id])
+            yield straggler_verdict(late, groups, (job, group_id))

@@ -33,6 +33,8 @@ class Late(NamedTuple):
     window_ns: int
     #: Training steps in the window; ``None``: they are not marked.
     steps: int | None
+    #: The further groups of its job in which it is late, by ``group_id``, with the share of the time that the others there waited for it.
+    also: tuple[tuple[str, float], ...] = ()
 
     @property
     def cost_share(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from commwatch_collectors.spans import ranks as named
 
 #: Ends of processes that one signal has ended are less apart; a launcher needs as long to see that one of them has ended.
 _APART_NS = 50_000_000
+#: What exceptions say of ranks that have lost another one, in Gloo and in stores.
+_LOST_PEER = re.compile("connection (?:was )?(?:closed|reset) by", re.IGNORECASE)
 #: The exception by which Ctrl-C ends a process: no fault of its rank.
 INTERRUPTED = "KeyboardInterrupt"
 #: What people read of a process that was killed or crashed.
@@ -92,6 +95,8 @@ def _name_of(number: int) -> str:
 def first_to_fail(endings: Mapping[int, Ending]) -> list[int]:
     """Return the ranks that may have failed first, in order; several where their times overlap."""
     failed = {rank: ending for rank, ending in endings.items() if ending.failed}
+    # On a busy machine, the kernel may take longer to end a process than others to notice that it is lost.
+    failed = {rank: ending for rank, ending in failed.items() if not _LOST_PEER.search(ending.says)} or failed
     earliest = min((ending.until_ns for ending in failed.values()), default=0)
     candidates = [rank for rank, ending in sorted(failed.items()) if ending.since_ns <= earliest]
     # An exception outside of operations is the rank's own fault; the launcher then kills the remaining ranks.

@@ -51,7 +51,7 @@ def exit_status(pid: int, pidfd: int, proc: Path = Path("/proc")) -> int | None:
     Until its parent has waited for it, ``/proc`` has it, as 0 for those who may not see it; after that, kernels from 6.15 on.
     """
     fields = files.of_process(pid, str(proc))
-    status = _number(fields, 49) if fields[:1] == ["Z"] else 0
+    status = _number(fields, 49) if fields[:1] in (["Z"], ["X"]) else 0
     if not status:
         info = bytearray(_INFO.pack(_WITH_EXIT, 0))
         with suppress(OSError):

@@ -31,6 +31,10 @@ LEFT = GroupView("job", "l", "left", "1", "left", 2, [0, 1], [0, 1], True)
 RIGHT = GroupView("job", "r", "right", "2", "right", 2, [0, 1], [0, 1], True)
 
 
+def late_in_world(late: Late) -> Verdict:
+    return straggler_verdict(late, {(WORLD.job_id, WORLD.group_id): WORLD}, (WORLD.job_id, WORLD.group_id))
+
+
 def op(name: str = "all_reduce", seq: int = 7, age_s: float = 60.0, group: str = "w", **more: Any) -> InFlight:
     """An operation in flight, of a kind that usually takes 10 ms."""
     usual = {
@@ -689,7 +693,7 @@ def test_ended_disagreement() -> None:
 @pytest.mark.parametrize("steps", [100, None])
 def test_straggler(steps: int | None) -> None:
     """The verdict names the rank, how late it is in a step where steps are marked, and what that costs."""
-    verdict = straggler_verdict(Late(2, 4_500_000_000, 10_000_000_000, steps), WORLD)
+    verdict = late_in_world(Late(2, 4_500_000_000, 10_000_000_000, steps))
     assert (verdict.kind, verdict.cause, verdict.ranks, verdict.waiting) == ("straggler", "late", [2], [0, 1, 3])
     by = "late by 45 ms a step (mean of 100 steps)" if steps else "late"
     assert verdict.says == (
@@ -700,13 +704,25 @@ def test_straggler(steps: int | None) -> None:
 def test_hanging_rank_is_no_straggler() -> None:
     """The straggler verdict on a rank that hangs is dropped. Verdicts on other ranks and other jobs are kept."""
     late = [
-        replace(straggler_verdict(Late(rank, S, 10 * S, None), WORLD), job_id=job)
-        for job in ("job", "other")
-        for rank in (1, 2)
+        replace(late_in_world(Late(rank, S, 10 * S, None)), job_id=job) for job in ("job", "other") for rank in (1, 2)
     ]
     hang = replace(late[0], kind="hang", cause="stopped")
     assert combined([hang], late) == [hang, *late[1:]]
     assert combined([], late) == late
+
+
+def test_late_in_several_groups() -> None:
+    """Who waits for a straggler is counted over all groups in which it is late, and a rank that waits in two of them with the longer wait only."""
+    job, of = WORLD.job_id, {}
+    for name, members in (("tp", [0, 1]), ("dp", [0, 2, 3]), ("other", [0, 1])):
+        of[job, name] = replace(WORLD, group_id=name, group=name, size=len(members), members=members, ranks=members)
+    late = Late(0, 3 * S, 10 * S, None, also=(("dp", 0.2), ("other", 0.1)))
+    verdict = straggler_verdict(late, of, (job, "tp"))
+    assert (verdict.group, verdict.ranks, verdict.waiting) == ("tp", [0], [1, 2, 3])
+    assert verdict.cost_share == pytest.approx(0.3)
+    assert verdict.idles == pytest.approx(0.3 + 2 * 0.2)
+    assert "30% of the time for it, and in dp (20%), other (10%)" in verdict.says
+    assert waited_for([verdict], None, 4) == pytest.approx(0.7 / 4)
 
 
 def test_messages_for_others() -> None:
@@ -723,15 +739,14 @@ def test_messages_for_others() -> None:
 )
 def test_waited_for(costs: list[float | None], waiting: float | None, share: float | None) -> None:
     """Of four ranks three wait for a straggler: what ranks wait for late ones is, as a mean, at least three quarters of its cost."""
-    found = [replace(straggler_verdict(Late(1, S, 10 * S, None), WORLD), cost_share=cost) for cost in costs]
+    found = [replace(late_in_world(Late(1, S, 10 * S, None)), cost_share=cost, idle_ranks=None) for cost in costs]
     assert waited_for(found, waiting, 4) == (None if share is None else pytest.approx(share))
 
 
 def test_waiting_is_for_the_late_ranks() -> None:
     """Late ranks are named beside the waiting if half of it is for them, at least: the rest is for others."""
     found = [
-        replace(straggler_verdict(Late(rank, S, 10 * S, None), WORLD), cost_share=cost)
-        for rank, cost in ((2, 0.1), (1, 0.2))
+        replace(late_in_world(Late(rank, S, 10 * S, None)), cost_share=cost) for rank, cost in ((2, 0.1), (1, 0.2))
     ]
     assert [awaited_ranks(found, waiting) for waiting in (None, 0.3, 0.4, 0.41)] == [[1, 2], [1, 2], [1, 2], []]
     assert awaited_ranks([replace(found[0], kind="hang")], 0.1) == []

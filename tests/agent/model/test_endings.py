@@ -90,6 +90,13 @@ def test_first_to_fail(endings: dict[int, Ending], first: list[int]) -> None:
     assert first_to_fail(endings) == first
 
 
+def test_a_rank_that_lost_its_peer() -> None:
+    """A rank whose exception says that it lost a peer is never the first to fail beside another one, even if that one's end was seen later."""
+    victim = clean(5.0, "RuntimeError", in_operation=True)._replace(says="Read error: Connection reset by peer")
+    assert first_to_fail({0: victim, 1: died(5.1, 5.2, is_reported=True)}) == [1]
+    assert first_to_fail({0: victim, 1: clean(6)}) == [0]
+
+
 def test_says() -> None:
     """The exit code with its signal, the first rank with how and when, and of how many; nothing where all is well."""
     assert says({0: clean(1), 1: clean(2)}, 0) == ""
