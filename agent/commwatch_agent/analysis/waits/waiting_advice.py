@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from commwatch_agent.analysis.advice_facts import LATE_RULE, SCARCE_CORES, UP_TO, WORTH, Facts, Found
@@ -16,6 +16,8 @@ from commwatch_collectors.spans import ranks
 
 #: Waits up to this factor above communication are explained by it, because their times differ a little.
 _ALIKE = 1.2
+#: A rank that waits for this part of the longest wait, at most, hardly ever waits.
+_HARDLY = 0.1
 #: Of a slow link, ranks leave a long transfer one after the other, which looks as if they came to it so.
 _LONG_TRANSFERS = "ranks leave long transfers at different times"
 _SHARED_CORES = (
@@ -74,7 +76,7 @@ def _basis(facts: Facts, share: float) -> str:
 
 
 def uneven_ranks(facts: Facts) -> Iterator[Found]:
-    """Ranks wait for one another, and none is late all the time."""
+    """Ranks wait for one another, and none is known to be late all the time."""
     if facts.late or facts.pipeline or 2 * facts.whys.slow_link >= facts.comm > 0:
         return
     transfer = facts.comm * (1 - facts.left_out) if facts.left_out > 0 else None
@@ -86,8 +88,16 @@ def uneven_ranks(facts: Facts) -> Iterator[Found]:
         do = _SHARED_CORES if facts.on_one_cpu else _SLOW_LINK
         yield Found(because, gain, found.saves, title=_LONG_TRANSFERS, do=do)
     else:
-        title = "" if found.why is Why.TURNS else "ranks wait for others, but none is late all the time"
+        title = "" if found.why is Why.TURNS else _who_waits(facts.waits)
         yield Found(because, gain, found.saves, title=title, remedies=[Remedy("", {"no_late": True}, found.saves)])
+
+
+def _who_waits(waits: Mapping[int, float]) -> str:
+    """Return which ranks wait for others, and which hardly ever do: the others may wait for these."""
+    never = [rank for rank, share in sorted(waits.items()) if share <= _HARDLY * max(waits.values())]
+    if not never:
+        return "ranks wait for others, some much longer than others"
+    return f"{ranks(sorted(waits.keys() - set(never)))} wait for others, and {ranks(never)} hardly ever"
 
 
 def pausing_rank(facts: Facts) -> Iterator[Found]:
