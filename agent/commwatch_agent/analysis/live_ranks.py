@@ -312,7 +312,7 @@ def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> l
             who,
             by_id,
             (job_id, group_id),
-            reason(who.rank, who.cost_share, samples[job_id], now_ns - who.window_ns),
+            reason(who.rank, who.cost_share, samples[job_id], now_ns - who.ago_ns - who.window_ns, now_ns - who.ago_ns),
         )
         for job_id, group_id, who in ended_operations.stragglers(jobs, now_ns)
         if (job_id, group_id) in by_id

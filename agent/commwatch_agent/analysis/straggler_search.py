@@ -185,11 +185,30 @@ def _found(late: LateBins, steps: Sequence[int], now_ns: int, rules: _Rules, met
         culprits = _held(periods, _ahead(window, rules.own_counts), now_ns, rules)
     if not culprits:
         return []
-    marked = int(window.steps.sum()) or None
     costs = _costs(window.late, culprits, window.span_ns)
     # One that leads in most periods may cost nothing beside a rare pause of another one, for which it waits itself.
     least = COSTS * window.span_ns / 2
-    return sorted(Late(late.ranks[at], cost, window.span_ns, marked) for at, cost in costs.items() if cost >= least)
+    parts = {at: _late_part(window, at, culprits) for at, cost in costs.items() if cost >= least}
+    return sorted(_late(late.ranks[at], at, part, now_ns) for at, part in parts.items())
+
+
+def _late_part(window: _Periods, at: int, culprits: Sequence[int]) -> _Periods:
+    """Return the part of a window in which a straggler was late: it begins and ends with lateness above half of the window's mean rate.
+
+    A window reaches back to before it became late, and holds it for a while after it has recovered.
+    """
+    others = np.delete(window.late, culprits, axis=0)
+    lead = window.late[at] - np.median(others, axis=0)
+    above = np.cumsum(lead - lead.sum() / 2 / window.span_ns * (window.end - window.start))
+    before = np.minimum.accumulate(np.append(0, above[:-1]))
+    until = int(np.argmax(above - before))
+    since = int(np.argmin(np.append(0, above[:until])))
+    return window.part(since, until + 1)
+
+
+def _late(rank: int, at: int, part: _Periods, now_ns: int) -> Late:
+    cost_ns = _costs(part.late, [at], part.span_ns)[at]
+    return Late(rank, cost_ns, part.span_ns, int(part.steps.sum()) or None, max(0, now_ns - int(part.end[-1])))
 
 
 def _costs(late: Ints, culprits: Iterable[int], span_ns: int) -> dict[int, int]:

@@ -106,6 +106,8 @@ class Verdict:
     why_code: str | None = None
     #: For a straggler: how many ranks do nothing because of it, on average over time and in all groups in which it is late; ``None``: not known.
     idle_ranks: float | None = None
+    #: For a straggler: how long ago it was last late, in s.
+    ago_s: float = 0.0
     #: For a corruption of weights: the first parameter that differs, and the step of the optimizer, from 1, after which that was first seen.
     parameter: str | None = None
     step: int | None = None
@@ -294,7 +296,7 @@ def straggler_verdict(
     further = [
         f"{groups[at[0], each].group} ({percent(share)})" for each, share in late.also if (at[0], each) in groups
     ]
-    window_s, cost_s = late.window_ns / 1e9, late.cost_ns / 1e9
+    window_s, cost_s, ago_s = late.window_ns / 1e9, late.cost_ns / 1e9, late.ago_ns / 1e9
     by = (
         f"late by {seconds(late.cost_ns / 1e9 / late.steps)} a step (mean of {counted(late.steps, 'step')})"
         if late.steps
@@ -313,10 +315,11 @@ def straggler_verdict(
         *about,
         [late.rank],
         sorted(waits),
-        window_s,
+        window_s + ago_s,
         says,
         cost_share=cost_s / window_s,
         idle_ranks=sum(waits.values()),
+        ago_s=ago_s,
     )
     return late_by if why is None else replace(late_by, why=why.says, why_code=why.code)
 

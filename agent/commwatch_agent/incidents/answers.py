@@ -37,7 +37,7 @@ class IncidentView:
     group_id: str
     op: str
     seq: int | None
-    #: When it began by the evidence, when it was concluded, when its condition last held, and when it ended.
+    #: When it began by the evidence, when it was concluded, when it last was there by the evidence, and when it ended.
     began_at: float
     seen_at: float
     last_at: float
@@ -88,6 +88,7 @@ def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, Any]:
     why = why_late(incident.details)
     about = incident.kind, why or incident.cause, incident.job_id, incident.evidence
     found |= {
+        "last_at": incident.last_at if incident.until is None else incident.until,
         "holds": incident.holds and incident.ended_at is None,
         "title": title(incident.kind, incident.ranks, incident.cause, incident.evidence),
         "place": place(incident.evidence),

@@ -78,6 +78,8 @@ class Condition:
     idle_ranks: float | None = None
     #: Share of the time (0 to 1) that it takes from each of them; ``None``: not known.
     share: float | None = None
+    #: When it last held, if the evidence tells; ``None``: it holds now.
+    last_at: float | None = None
     #: Further labels; words of the texts of the table, which are no labels; and numbers of the texts.
     labels: Mapping[str, str] = field(default_factory=dict)
     words: Mapping[str, str] = field(default_factory=dict)
@@ -148,6 +150,8 @@ class Incident:
     #: Rank seconds lost; share of the time while it lasted; ``None``: not known.
     cost_rank_s: float | None = None
     share: float | None = None
+    #: When the fault itself was last there, if the evidence tells: its condition is found for longer.
+    until: float | None = None
     #: Id of the incident that explains this one.
     consequence_of: str | None = None
     #: As of its latest condition.

@@ -108,6 +108,7 @@ def _condition(verdict: Verdict, job: KnownJob, group_size: int | None, now: flo
         subject=subject(verdict),
         says=_PREFIXES.sub(r"\1", verdict.says),
         began_at=now - verdict.since_s,
+        last_at=now - verdict.ago_s if verdict.kind == "straggler" else None,
         job_id=verdict.job_id,
         run=job.run,
         cause=verdict.cause,

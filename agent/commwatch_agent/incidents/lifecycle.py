@@ -38,6 +38,8 @@ from commwatch_collectors.spans import ranks as named
 COMES_BACK_S = 60.0
 #: A condition that is not found for a shorter time counts as found, because samples are apart.
 GAP_S = 15.0
+#: A fault of steps that was not there for so long before the end of its run had ended before: a job saves its results after its last step.
+_LAST_STEPS_S = 5.0
 #: A loss that ended its job so many seconds ago is no news: the agent did not run then.
 _NEWS_S = 300.0
 #: An alert that begins to fire as its job ends fires for so long: Alertmanager sends nothing that ends while it groups.
@@ -199,7 +201,10 @@ def _begun(condition: Condition, earlier: Incident | None, around: Around) -> In
         seen_at=around.now,
         last_at=around.now,
         number=number,
-        cost_rank_s=None if condition.idle_ranks is None else condition.idle_ranks * (around.now - began_at),
+        until=condition.last_at,
+        cost_rank_s=None
+        if condition.idle_ranks is None
+        else condition.idle_ranks * (_last_at(condition, around.now) - began_at),
         **_facts(condition, around),
     )
 
@@ -207,10 +212,21 @@ def _begun(condition: Condition, earlier: Incident | None, around: Around) -> In
 def _continued(known: Incident, condition: Condition, around: Around) -> Incident:
     cost = known.cost_rank_s
     if condition.idle_ranks is not None:
-        cost = (cost or 0.0) + condition.idle_ranks * _passed_s(known, condition, around.now)
-    known = replace(known, last_at=around.now, holds=True, cost_rank_s=cost, job_id=condition.job_id)
-    if _rank_of(condition.kind) < _rank_of(known.kind) or _is_later(condition, known):  # what was known stays true
-        return known
+        earlier_s = known.began_at - condition.began_at
+        passed_s = _passed_s(known, condition, around.now) + (earlier_s if earlier_s > _EQUAL_S else 0.0)
+        cost = (cost or 0.0) + condition.idle_ranks * passed_s
+    until = _last_at(condition, around.now)
+    is_new = condition.last_at is None or known.until is None or condition.last_at > known.until
+    known = replace(
+        known,
+        last_at=around.now,
+        holds=around.now - until < GAP_S,
+        until=condition.last_at if is_new else known.until,
+        cost_rank_s=cost,
+        job_id=condition.job_id,
+    )
+    if not is_new or _rank_of(condition.kind) < _rank_of(known.kind) or _is_later(condition, known):
+        return known  # what was known stays true
     facts = _facts(condition, around)
     if not condition.ranks:
         facts = {**facts, "ranks": known.ranks}
@@ -221,10 +237,19 @@ def _continued(known: Incident, condition: Condition, around: Around) -> Inciden
 
 def _passed_s(known: Incident, condition: Condition, now: float) -> float:
     """Return for how much of the time since an incident was last found its condition holds, in s."""
+    if condition.last_at is not None:
+        return max(
+            0.0, condition.last_at - max(condition.began_at, known.last_at if known.until is None else known.until)
+        )
     since_s = now - known.last_at
     if condition.began_at >= now:  # when it began is not known
         return since_s if 0 < since_s <= GAP_S else 0.0
     return max(0.0, min(since_s, now - condition.began_at))
+
+
+def _last_at(condition: Condition, now: float) -> float:
+    """Return when a condition last held."""
+    return now if condition.last_at is None else min(condition.last_at, now)
 
 
 def _is_later(condition: Condition, known: Incident) -> bool:
@@ -290,7 +315,7 @@ def _unseen(incident: Incident, table: Table, around: Around) -> Incident | None
     ends_after_s = 0.0 if kind is None or not kind.enabled else kind.ends_after_s
     unseen_s = around.now - incident.last_at
     if unseen_s >= ends_after_s and not firing:
-        return ended(replace(incident, alerts=alerts), incident.last_at, RECOVERED)
+        return ended(replace(incident, alerts=alerts), _was_there(incident), RECOVERED)
     return replace(incident, alerts=alerts, holds=incident.holds and unseen_s < GAP_S)
 
 
@@ -302,7 +327,14 @@ def _ended_with_its_run(incident: Incident, around: Around) -> Incident:
     is_sure = around.is_settled or (was_watched and unseen_s >= GAP_S)
     if is_sure and had_ended and unseen_s > LAST_LOOK_S:
         return ended(incident, incident.last_at, RECOVERED)
+    if incident.until is not None and around.now - incident.until > _LAST_STEPS_S:
+        return ended(incident, incident.until, RECOVERED)
     return ended(incident, around.now if unseen_s < GAP_S else incident.last_at, JOB_ENDED)
+
+
+def _was_there(incident: Incident) -> float:
+    """Return when the fault of an incident was last there."""
+    return incident.last_at if incident.until is None else incident.until
 
 
 def ended(incident: Incident, at: float, outcome: str) -> Incident:

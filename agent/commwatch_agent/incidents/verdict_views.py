@@ -68,6 +68,7 @@ def _verdict(incident: Incident, now: float) -> Verdict:
         list(incident.waiting),
         max(0.0, now - incident.began_at),
         cost_share=incident.share if incident.kind == "straggler" else None,
+        ago_s=0.0 if incident.until is None else max(0.0, now - incident.until),
         **{"says": incident.says, **details},
     )
 

@@ -70,7 +70,7 @@ def lasted_s(incident: Timed) -> float:
 
 
 def when(incident: Timed) -> str:
-    """Return when an incident was, as ``14:03:10 UTC, for 60.0 s, until the job ended``; the loss of a rank is of one moment."""
+    """Return when an incident was, as ``14:03:10 UTC, for 60.0 s, until 14:04:10 UTC``; the loss of a rank is of one moment."""
     if incident.kind in MOMENTS:
         return f"at {time_of_day(incident.began_at)}"
     since, lasted = time_of_day(incident.began_at), seconds(lasted_s(incident))
@@ -78,7 +78,8 @@ def when(incident: Timed) -> str:
         return f"since {since}, for {lasted}; not seen since {time_of_day(incident.last_at)}"
     if incident.ended_at is None:
         return f"since {since}{f', for {lasted} so far' if lasted_s(incident) >= 1 else ''}"
-    return f"{since}, for {lasted}{', until the job ended' if incident.outcome == JOB_ENDED else ''}"
+    until = "the job ended" if incident.outcome == JOB_ENDED else time_of_day(incident.ended_at)
+    return f"{since}, for {lasted}, until {until}"
 
 
 def is_over(incident: Timed) -> bool:

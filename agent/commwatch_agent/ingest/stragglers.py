@@ -28,11 +28,14 @@ class Late(NamedTuple):
     """A straggler, and what it cost."""
 
     rank: int
-    #: Its lateness in the window minus the lower median of all ranks: the time that the others waited for it.
+    #: Its lateness minus the lower median of all ranks, in the part of the window in which it was late: the time that the others waited for it.
     cost_ns: int
+    #: Length of that part.
     window_ns: int
-    #: Training steps in the window; ``None``: they are not marked.
+    #: Training steps in it; ``None``: they are not marked.
     steps: int | None
+    #: How long ago it ended: the rank may be on time again.
+    ago_ns: int = 0
     #: The further groups of its job in which it is late, by ``group_id``, with the share of the time that the others there waited for it.
     also: tuple[tuple[str, float], ...] = ()
 

@@ -67,16 +67,19 @@ class Shares(NamedTuple):
     faults_per_s: float
 
 
-def reason(rank: int, late: float, samples: Mapping[int, Sequence[Sample]], since_ns: int) -> Why | None:
+def reason(rank: int, late: float, samples: Mapping[int, Sequence[Sample]], since_ns: int, until_ns: int) -> Why | None:
     """Return why a straggler is late; ``None``: not known.
 
     Args:
         rank: the straggler.
         late: share of the time (0 to 1) that the others wait for it.
         samples: oldest first, by rank of the job on this node.
-        since_ns: earlier samples are ignored.
+        since_ns, until_ns: earlier and later samples are ignored.
     """
-    recent = {each: [sample for sample in of_rank if sample.now_ns >= since_ns] for each, of_rank in samples.items()}
+    recent = {
+        each: [sample for sample in of_rank if since_ns <= sample.now_ns <= until_ns]
+        for each, of_rank in samples.items()
+    }
     held_back = {each: _held_back(of_rank) for each, of_rank in recent.items()}
     mine = held_back.pop(rank, set())
     slowed = sorted(why for why in mine if 2 * sum(why in theirs for theirs in held_back.values()) <= len(held_back))

@@ -308,7 +308,8 @@ def _shifted(incident: Incident, by_s: float) -> Incident:
     )
     times = {name: getattr(incident, name) + by_s for name in ("began_at", "seen_at", "last_at")}
     ended_at = None if incident.ended_at is None else incident.ended_at + by_s
-    return replace(incident, alerts=alerts, ended_at=ended_at, **times)
+    until = None if incident.until is None else incident.until + by_s
+    return replace(incident, alerts=alerts, ended_at=ended_at, until=until, **times)
 
 
 def _pruned(incidents: list[Incident]) -> list[Incident]:

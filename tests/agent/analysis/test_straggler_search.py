@@ -316,6 +316,28 @@ def test_cost() -> None:
     assert unmarked.cost_ns / unmarked.window_ns == pytest.approx(60 / 92, rel=0.02)
 
 
+@pytest.mark.parametrize("before_s", [0.0, 6.0])
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize("size", [2, 4])
+def test_late_for_a_while(before_s: float, marked: bool, size: int) -> None:
+    """A rank that was late for 12 s has the length and the cost of these, however long the window is that still names it."""
+    loop = Loop(size)
+    loop.run(before_s)
+    began_ns = loop.now_ns
+    loop.run(12, late(1))
+    ended_ns = loop.now_ns
+    seen = 0
+    while found := loop.named(marked=marked):
+        loop.run(1)
+        (straggler,) = found
+        until_ns = loop.now_ns - straggler.ago_ns
+        seen += 1
+    assert seen > 3
+    assert until_ns == pytest.approx(ended_ns, abs=1.5 * S)
+    assert until_ns - straggler.window_ns >= began_ns - 0.5 * S
+    assert straggler.cost_share == pytest.approx(60 / 92, abs=0.1)
+
+
 @pytest.mark.parametrize(("by_ms", "every"), [(8.0, 60), (8.0, 40), (14.0, 50)])
 def test_costs_nothing_beside_pauses(by_ms: float, every: int) -> None:
     """A straggler that waits itself for the pauses of another rank, longer than that for it, is not named with a cost of nothing."""

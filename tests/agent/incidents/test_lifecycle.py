@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch_agent.incidents.alerts import alerts_of
+from commwatch_agent.incidents.answers import view_of
 from commwatch_agent.incidents.incident import JOB_ENDED, RECOVERED, Condition, EvidenceItem, Incident
 from commwatch_agent.incidents.lifecycle import COMES_BACK_S, GAP_S, MOST_EVIDENCE, Around, Table, advanced
 from commwatch_agent.incidents.words import what_to_do
@@ -29,6 +30,7 @@ KINDS = (
     Kind("stalled", INFO, 0, 60, "", "Stalled"),
     Kind("comm_bound", WARNING, None, 300, "", "Share"),
     Kind("rank_lost", WARNING, 0, 60, "", "Lost"),
+    Kind("straggler", WARNING, 0, 60, "", "Late"),
 )
 RULES = {
     "hang": [rule("Hang", "hang", 30, 120, CRITICAL, above=10.0)],
@@ -402,6 +404,55 @@ def test_cost() -> None:
     scene.last(for_s=50)
     assert scene.known[0].cost_rank_s == pytest.approx(80.0)
     assert Scene().last(share(0.4), for_s=400)[0].cost_rank_s is None
+
+
+def late(began_at: float, last_at: float, says: str = "late") -> Condition:
+    """Rank 1 was late from then to then, by half of the time; ranks 0 and 2 waited."""
+    return Condition(
+        "straggler", ("1",), says, began_at, "train", "key", ranks=(1,), waiting=(0, 2), idle_ranks=1.0, last_at=last_at
+    )
+
+
+def recovered(scene: Scene) -> None:
+    """A rank is late for 30 s, and named for 20 s more."""
+    for _ in range(21):
+        scene.see(late(scene.now - 9, scene.now + 1, "all of it"), after=1)
+    for _ in range(20):
+        scene.see(late(T0 + 15, T0 + 21, "the rest"), after=1)
+
+
+@pytest.mark.parametrize("by_its_job", [False, True])
+def test_late_rank_that_has_recovered(by_its_job: bool) -> None:
+    """A late rank that is on time again was late, and cost, until then: not until it is no more named, nor until its job ends."""
+    scene = Scene()
+    recovered(scene)
+    (known,) = scene.known
+    assert (known.state, known.holds, known.says, known.began_at) == ("open", False, "all of it", T0 - 9)
+    assert view_of(known).last_at == T0 + 21
+    if by_its_job:
+        scene.see(after=2, ended_runs={"key"})
+    else:
+        scene.last(for_s=61)
+    (known,) = scene.known
+    assert (known.ended_at, known.outcome) == (T0 + 21, RECOVERED)
+    assert known.cost_rank_s == pytest.approx(30)
+
+
+def test_late_until_the_end() -> None:
+    """A rank that is late in the last steps is late until its job ends."""
+    scene = Scene()
+    scene.see(late(T0 - 10, T0))
+    scene.see(after=2, ended_runs={"key"})
+    assert (scene.known[0].ended_at, scene.known[0].outcome) == (T0 + 2, JOB_ENDED)
+
+
+def test_cost_of_an_earlier_begin() -> None:
+    """What is found later to have begun earlier costs from then on."""
+    scene = Scene()
+    scene.see(late(T0 - 10, T0))
+    scene.see(late(T0 - 25, T0 + 1), after=1)
+    assert scene.known[0].began_at == T0 - 25
+    assert scene.known[0].cost_rank_s == pytest.approx(26)
 
 
 def test_cost_of_what_begins_anew_at_each_look() -> None:

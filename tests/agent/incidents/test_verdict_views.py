@@ -44,7 +44,14 @@ def after(*looks: Iterable[Verdict], known: Iterable[Incident] = ()) -> list[Inc
 
 @pytest.mark.parametrize(
     "verdict",
-    [HANG, replace(HANG, kind="stalled", cause="not_joined"), LATE, WEIGHTS, replace(HANG, source="ras", seq=None)],
+    [
+        HANG,
+        replace(HANG, kind="stalled", cause="not_joined"),
+        LATE,
+        replace(LATE, ago_s=4.0),
+        WEIGHTS,
+        replace(HANG, source="ras", seq=None),
+    ],
 )
 def test_fields(verdict: Verdict) -> None:
     """A verdict comes back from its incident with all its fields, from the first look on, and also from one that was stored."""
@@ -59,7 +66,7 @@ def test_why_it_is_late_now() -> None:
     """Of a rank that was late twice, the reason is that of the incident that is open, else of the last one, in whatever order they come."""
     (now,) = after([LATE])
     (before,) = after([replace(LATE, why_code="no_core")])
-    over = replace(before, id="before", state="ended", ended_at=NOW - 50, last_at=NOW - 50)
+    over = replace(before, id="before", state="ended", ended_at=NOW - 50, until=NOW - 50)
     for open_one, reason in ((now, "computes"), (replace(now, state="ended", ended_at=NOW, last_at=NOW), "computes")):
         for order in ([over, open_one], [open_one, over]):
             assert whys_of(map(details_of, order)).late == {1: reason}

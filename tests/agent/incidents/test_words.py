@@ -86,7 +86,7 @@ def test_when_and_cost() -> None:
     assert when(incident()).endswith(", for 60.0 s so far")
     unseen = when(replace(incident(), holds=False))
     assert unseen.partition(", ")[2] == f"for 60.0 s; not seen since {time_of_day(AT + 60)}"
-    assert when(incident(ended_at=AT + 30, outcome=RECOVERED)).endswith(", for 30.0 s")
+    assert when(incident(ended_at=AT + 30, outcome=RECOVERED)).endswith(f", for 30.0 s, until {time_of_day(AT + 30)}")
     assert when(incident(ended_at=AT + 30, outcome=JOB_ENDED)).endswith(", until the job ended")
     assert [end(each) for each in (incident(), incident(ended_at=AT + 30, outcome=RECOVERED))] == [
         "",

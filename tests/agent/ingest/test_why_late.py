@@ -29,9 +29,11 @@ from tests.helpers import Watch, judged_now, write_ring
 S = 1_000_000_000
 
 
-def reason(rank: int, late: float, samples: dict[int, list[Sample]], since_ns: int) -> str | None:
+def reason(
+    rank: int, late: float, samples: dict[int, list[Sample]], since_ns: int, until_ns: int = 10 * S
+) -> str | None:
     """The phrase of why a rank is late."""
-    why = why_of(rank, late, samples, since_ns)
+    why = why_of(rank, late, samples, since_ns, until_ns)
     return None if why is None else why.says
 
 
@@ -99,7 +101,7 @@ def test_reason(mine: list[Sample], phrase: str | None) -> None:
 
 def test_code() -> None:
     """Each reason has a code. Several ranks have a common reason only if all of them have the same one."""
-    assert why_of(1, 0.6, {0: looks(), 1: looks(wanted=0.5), 2: looks()}, 0).code == NO_CORE  # type: ignore[union-attr]
+    assert why_of(1, 0.6, {0: looks(), 1: looks(wanted=0.5), 2: looks()}, 0, 10 * S).code == NO_CORE  # type: ignore[union-attr]
     assert common_why({1: NO_CORE, 2: NO_CORE, 3: QUOTA}, [1, 2]) == NO_CORE
     assert common_why({1: NO_CORE, 3: QUOTA}, [1, 3]) == common_why({1: NO_CORE}, [1, 2]) == common_why({}, []) == ""
 
@@ -138,9 +140,10 @@ def test_not_known() -> None:
 
 
 def test_only_the_window_counts() -> None:
-    """What the process did before the window explains nothing."""
+    """What the process did before the window, and after it, explains nothing."""
     before = [Sample(n * S, Usage(n * S, 0, 0, None)) for n in range(-20, 0)]
-    assert "neither ran" in (reason(1, 0.6, {0: looks(), 1: [*before, *looks()]}, 0) or "")
+    after = [Sample(n * S, Usage(2 * S + (n - 10) * S, 0, 0, None)) for n in range(11, 30)]
+    assert "neither ran" in (reason(1, 0.6, {0: looks(), 1: [*before, *looks(), *after]}, 0) or "")
 
 
 def test_verdict() -> None:
@@ -218,7 +221,7 @@ def test_samples() -> None:
 )
 def test_more_work_where_all_wait_for_cores(mine: list[Sample], code: str) -> None:
     """On a busy node, a rank that waits longer for cores because it has more work is named for the work, with the numbers that show it."""
-    why = why_of(1, 0.47, {0: looks(ran=0.09, wanted=0.44), 1: mine}, 0)
+    why = why_of(1, 0.47, {0: looks(ran=0.09, wanted=0.44), 1: mine}, 0, 10 * S)
     assert why is not None
     assert why.code == code
     if code == COMPUTES:
@@ -260,4 +263,4 @@ def test_standstill() -> None:
 
 def test_nothing_to_explain() -> None:
     """A rank for which the others do not wait has no reason to be late."""
-    assert why_of(1, 0.0, {0: looks(), 1: looks(throttled=0.0)}, 0) is None
+    assert why_of(1, 0.0, {0: looks(), 1: looks(throttled=0.0)}, 0, 10 * S) is None

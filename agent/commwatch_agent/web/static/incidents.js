@@ -64,7 +64,7 @@ function when({ kind, began_at: began, last_at: last, ended_at: ended, outcome, 
   const lasted = seconds(Math.max(0, (ended ?? last) - began));
   if (ended === null && holds === false) return `since ${timeOrDate(began)}, for ${lasted}; not seen since ${timeOrDate(last)}`;
   if (ended === null) return `since ${timeOrDate(began)}${last - began < 1 ? "" : `, for ${lasted} so far`}`;
-  return `${timeOrDate(began)}, for ${lasted}${outcome === "job_ended" ? ", until the job ended" : ""}`;
+  return `${timeOrDate(began)}, for ${lasted}, until ${outcome === "job_ended" ? "the job ended" : timeOrDate(ended)}`;
 }
 
 const cost = ({ cost_rank_s: lost }) => (lost ? `; cost ${seconds(lost)} of rank time` : "");
