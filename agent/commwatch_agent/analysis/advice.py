@@ -15,15 +15,18 @@ from commwatch_agent.analysis import framework_settings
 from commwatch_agent.analysis.advice_facts import (
     BOTTLENECK_SHARE,
     CORES_RULE,
+    ERROR_RULE,
     FIRST_RULES,
     LATE_RULE,
     LEAST_GAIN,
+    SCARCE_CORES,
     UP_TO,
     WORTH,
     Facts,
     Found,
     Kind,
 )
+from commwatch_agent.analysis.framework_settings import FORMS
 from commwatch_agent.analysis.nccl_operations import WHY_SLOW, SlowChoice, slow_choices
 from commwatch_agent.analysis.network_advice import Network, NetworkFinding, complaints, far_from_nic
 from commwatch_agent.analysis.waits.waiting_advice import first_of, late_ranks, pausing_rank, scarce_cores, uneven_ranks
@@ -41,6 +44,8 @@ _GLOO_LINK = "Look for a wrong interface (`GLOO_SOCKET_IFNAME`), for link errors
 #: A bucket is large enough if its bytes take 9 times as long as its latency, which is then a tenth of the time.
 _PER_LATENCY = 9
 _WIDE = {"float32": 4, "float64": 8}
+#: Findings on what Ctrl-C does to the ranks.
+_OF_CTRL_C = frozenset({"gloo_peer_lost", "process_failed"})
 #: Efficiency that a healthy link reaches.
 _GOOD = 0.9
 
@@ -200,11 +205,11 @@ def _compression(facts: Facts) -> Iterator[Found]:
     transport = kind.transport_s
     # Top-k with 1% keeps values and 4-byte indices, and has to gather them from every rank.
     kept = min(1.0, 0.01 * (width + 4) / width * kind.group_size / 2)
-    forms = {"fp16": 2 / width, "int8": 1 / width, "top-k (1%)": kept}
+    possible = kind.compressions(width)
     every = [
         Remedy(name, {"compress": f"{part:.6g}"}, facts.saves(transport * (1 - part)))
-        for name, part in forms.items()
-        if part < 1
+        for name, part in zip(FORMS, (2 / width, 1 / width, kept), strict=True)
+        if part < 1 and name in possible
     ]
     worth = [each for each in every if each.saves_share >= LEAST_GAIN]
     if worth and worth[0] is every[0]:  # what the setting does is the first
@@ -286,10 +291,13 @@ def _network(check: Callable[[Network], Iterable[NetworkFinding]]) -> Callable[[
     return rule
 
 
-def _transport(facts: Facts) -> Iterator[Found]:
-    for finding in facts.findings:
-        if finding.severity != "info":
-            yield Found([finding.says], "gain not known; see the finding", None, do=finding.do, title=finding.title)
+def _findings(severity: str) -> Callable[[Facts], Iterator[Found]]:
+    def rule(facts: Facts) -> Iterator[Found]:
+        for finding in facts.findings:
+            if finding.severity == severity and not (facts.whys.interrupted and finding.name in _OF_CTRL_C):
+                yield Found([finding.says], "gain not known; see the finding", None, do=finding.do, title=finding.title)
+
+    return rule
 
 
 def _nccl_choice(facts: Facts) -> Iterator[Found]:
@@ -318,8 +326,9 @@ def _sizes(chosen: NcclOperations) -> str:
 
 
 RULES = (
+    Rule(ERROR_RULE, "the job's log reports an error", "Follow the finding's advice; see `commwatch explain`.", _findings("error")),
     Rule(LATE_RULE, "a rank is late", "Find out what it does before its collectives (data loading, low clocks, other processes, "
-         "an uneven batch): its incident and `commwatch diagnose` show where in its code.", late_ranks),
+         "an uneven batch).", late_ranks),
     Rule(CORES_RULE, "the ranks wait for CPU cores", "Give each rank cores of its own: fewer ranks, loader workers or threads (OMP_NUM_THREADS) on "
          "the node, or other processes elsewhere. `top` on the node shows what uses its cores. Then look again: a rank without a core is late, "
          "and so is its communication.", scarce_cores),
@@ -354,7 +363,7 @@ RULES = (
          "`commwatch doctor`.", _network(complaints("errors", "congestion"))),
     Rule("nccl_choice", "NCCL chose LL for large operations", "Check whether `NCCL_PROTO`, `NCCL_ALGO` or a tuner plugin (`NCCL_TUNER_PLUGIN`) "
          "makes NCCL choose this, and remove it: for this size NCCL usually chooses Simple or LL128.", _nccl_choice),
-    Rule("nccl_finding", "NCCL's log reports a problem", "Follow the finding's advice; see `commwatch explain`.", _transport),
+    Rule("nccl_finding", "NCCL's log reports a problem", "Follow the finding's advice; see `commwatch explain`.", _findings("warning")),
 )  # fmt: skip
 
 
@@ -373,13 +382,14 @@ _OF_TRAINING = frozenset(
 
 
 def advice_on(facts: Facts | None) -> list[Advice]:
-    """Return all advice: late ranks and CPU cores first if ranks wait a tenth of the time, as in the headline, then by gain; empty without facts.
+    """Return all advice: errors first, then late ranks and CPU cores as in the headline if they are worth it, then by gain; empty without facts.
 
     The rules see the job without its waiting for late ranks, because gradients and network do not cause that.
     """
     if facts is None:
         return []
-    rest, first = facts.without_waiting(), first_of(facts)
+    scarce = facts.for_cores is not None and facts.for_cores >= SCARCE_CORES
+    rest, first = facts.without_waiting(), first_of(facts) or (CORES_RULE if scarce else "")
     return ranked(
         (
             Advice(
@@ -401,11 +411,16 @@ def advice_on(facts: Facts | None) -> list[Advice]:
 
 
 def ranked(advice: Iterable[Advice], *, ahead: bool) -> list[Advice]:
-    """Return advice by gain, and that of unknown gain at the end; ``ahead``: advice on late ranks and CPU cores comes first, in the order given."""
+    """Return advice by gain, that on errors at the begin, and other advice of unknown gain at the end.
 
-    def place(each: Advice) -> tuple[bool, bool, float]:
+    Args:
+        ahead: advice on late ranks and CPU cores follows the errors, in the order given.
+    """
+
+    def place(each: Advice) -> tuple[bool, bool, bool, float]:
         is_first = ahead and each.rule in FIRST_RULES
-        return not is_first, each.saves_share is None, 0.0 if is_first else -(each.saves_share or 0.0)
+        gain = 0.0 if is_first else -(each.saves_share or 0.0)
+        return each.rule != ERROR_RULE, not is_first, each.saves_share is None, gain
 
     return sorted(advice, key=place)
 

@@ -24,6 +24,8 @@ LEAST_GAIN = 0.01
 SCARCE_CORES = 0.20
 #: Names of the rules about late ranks, and about ranks without CPU time: their advice comes first (``headline.first``).
 FIRST_RULES = LATE_RULE, CORES_RULE = "straggler", "scarce_cores"
+#: Name of the rule about errors in the job's log, before which no other advice helps.
+ERROR_RULE = "log_error"
 #: Marks a gain as a bound, in its text.
 UP_TO = "up to "
 
@@ -104,6 +106,10 @@ class Kind(NamedTuple):
         """Return the advice of a rule for this role; empty: the general text of the rule applies."""
         return framework_settings.knob(rule, self.role, self.frameworks, self.backend)
 
+    def compressions(self, width: int) -> frozenset[str]:
+        """Return the ``FORMS`` that the setting for these operations has, whose values have ``width`` bytes."""
+        return framework_settings.compressions(self.role, self.frameworks, width)
+
     def named(self) -> str:
         return f"{self.op} of group {self.group}"
 
@@ -115,6 +121,10 @@ class Whys(NamedTuple):
     late: Mapping[int, str]
     #: Share of the time (0 to 1) in which they wait for a slow link; 0: none is known.
     slow_link: float = 0.0
+    #: The ranks that were late by an incident, which has where in their code.
+    have_incidents: frozenset[int] = frozenset()
+    #: Ctrl-C has ended the job.
+    interrupted: bool = False
 
 
 NO_WHYS = Whys({})

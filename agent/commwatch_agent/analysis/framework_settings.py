@@ -106,6 +106,8 @@ KNOBS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         SHARDED: {DEEPSPEED: "DeepSpeed: `zero_quantized_gradients` of ZeRO++."},
     },
 }  # fmt: skip
+#: Forms of compressed gradients: 16 bits, 8 bits, and the largest values only.
+FORMS = "fp16", "int8", "top-k (1%)"
 #: What follows the settings of a rule about gradients.
 _THEN = {"accumulate_gradients": _RATE, "compression": _CONVERGES, "further_compression": _CONVERGES}
 #: What limits an overlap where the CPU communicates.
@@ -135,6 +137,14 @@ def knob(rule: str, role_of: str, frameworks: frozenset[str] | None, backend: st
     chosen = " ".join(used) or texts.get(PLAIN, "")
     on_cpu = _ON_CPU if rule == "overlap" and backend == GLOO else ""
     return chosen and chosen + _THEN.get(rule, "") + on_cpu
+
+
+def compressions(role_of: str, frameworks: frozenset[str] | None, width: int) -> frozenset[str]:
+    """Return the ``FORMS`` that the settings for gradients of a role have; ``width``: bytes of a value before."""
+    half, quarter, _ = FORMS
+    if role_of == REPLICATED and (width == 2 or frameworks is None or DDP in frameworks):
+        return frozenset(FORMS)  # by a communication hook
+    return frozenset({half, quarter} if width == 2 else {half})
 
 
 def is_tensor(label: str) -> bool:

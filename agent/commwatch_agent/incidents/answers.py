@@ -104,7 +104,12 @@ def whys_of(incidents: Iterable[IncidentView]) -> Whys:
     late = (each for each in every if each.kind == "straggler")
     of_links = (each.share or 0.0 for each in every if each.kind == "slow_link")
     of_ranks = {rank: each.why_code for each in late for rank in each.ranks}
-    return Whys({rank: code for rank, code in of_ranks.items() if code}, max(of_links, default=0.0))
+    return Whys(
+        {rank: code for rank, code in of_ranks.items() if code},
+        max(of_links, default=0.0),
+        frozenset(of_ranks),
+        any(each.kind == "rank_lost" and each.cause == "interrupted" for each in every),
+    )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Literal
 
 from commwatch_agent.analysis.advice import ranked, shares
-from commwatch_agent.analysis.advice_facts import FIRST_RULES, LATE_RULE, LEAST_GAIN, UP_TO
+from commwatch_agent.analysis.advice_facts import ERROR_RULE, FIRST_RULES, LATE_RULE, LEAST_GAIN, UP_TO
 from commwatch_agent.model.api_views import Advice, Remedy
 from commwatch_agent.text.units import percent
 from commwatch_agent.whatif.answers import Outcome, answer, is_close, outcome
@@ -18,6 +18,8 @@ from commwatch_collectors.spans import ranks
 
 #: Most instructions that are replayed for one remedy.
 _MOST_INSTRUCTIONS = 100_000
+#: Marks the gain of a formula that is no bound.
+_ESTIMATED = "an estimated "
 #: A gain is above its bound if it differs by more: it is known to 1%.
 _DIFFERS = 0.005
 #: And by how much it is more, which is worth a word.
@@ -37,7 +39,7 @@ def predicted(advice: Sequence[Advice], recorded: Callable[[], Model | None]) ->
     if model is None or known is None:
         return list(advice)
     found = (_predicted(each, model, known) if each.remedies else each for each in advice)
-    ahead = advice[0].rule in FIRST_RULES
+    ahead = next((each.rule for each in advice if each.rule != ERROR_RULE), "") in FIRST_RULES
     return ranked((each for each in found if each is not None), ahead=ahead)
 
 
@@ -86,7 +88,8 @@ def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
         gain is not None and gain > remedy.saves_share + _DIFFERS
         for remedy, gain in zip(advice.remedies, gains, strict=True)
     )
-    bound = advice.gain.replace(UP_TO, "", 1) if refuted else advice.gain
+    # What a replay exceeds is no bound.
+    bound = advice.gain.replace(f"{UP_TO}this", "this").replace(UP_TO, _ESTIMATED, 1) if refuted else advice.gain
     by = max(gain - remedy.saves_share for remedy, gain in zip(advice.remedies, gains, strict=True) if gain is not None)
     more = "perhaps more: " if len(remedies) == 1 and by >= _MUCH_MORE else ""
     return replace(known_advice, gain=f"{bound}; {more}a replay of the recorded steps gives {shares(known_gains)}")

@@ -53,10 +53,12 @@ def gain(rule: str, about: Facts) -> float:
     return found.saves_share
 
 
-def finding(severity: str) -> Finding:
-    return Finding(
-        "no_gdr", severity, "GPUDirect RDMA is not used", "rank 0 copies", "slower", "load nvidia-peermem", []
-    )
+#: Ctrl-C has ended a job.
+CTRL_C = Whys({}, interrupted=True)
+
+
+def finding(severity: str, name: str = "no_gdr") -> Finding:
+    return Finding(name, severity, "GPUDirect RDMA is not used", "rank 0 copies", "slower", "load nvidia-peermem", [])
 
 
 def place(distance: str, rank: int = 3, **more: Any) -> GpuNicPair:
@@ -109,6 +111,7 @@ SPEAKS: dict[str, list[Facts]] = {
         facts(choices=[chosen(), chosen(protocol="Simple", busbw=2e10, remark="")]),
     ],
     "nccl_finding": [facts(findings=[finding("warning")])],
+    "log_error": [facts(findings=[finding("error")])],
     "gpu_far_from_nic": [
         facts(kind(local=2), network=Network([place("SYS"), place("PIX", rank=0)])),
         facts(kind(local=2), network=Network([place("SYS", nearest_distance="PIX")])),
@@ -198,6 +201,11 @@ SILENT: dict[str, list[Facts]] = {
         facts(choices=[chosen()], exposed=0.0),  # hidden
     ],
     "nccl_finding": [facts(), facts(findings=[finding("info")])],
+    "log_error": [
+        facts(),
+        facts(findings=[finding("warning")]),
+        facts(findings=[finding("error", "gloo_peer_lost")], whys=CTRL_C),
+    ],
     "gpu_far_from_nic": [
         facts(kind(local=2), network=Network([place("NODE")])),
         facts(network=Network([place("SYS")])),  # no group crosses nodes
@@ -358,6 +366,21 @@ def test_compression_saves_bytes_only() -> None:
     assert "PowerSGD" in half.do
 
 
+def test_only_forms_of_its_setting() -> None:
+    """Only a communication hook, such as DDP's, makes any form of gradients; FSDP2's setting, and a conversion by hand, make 16 bits of them."""
+    ddp, fsdp = frozenset({"ddp"}), frozenset({"fsdp2"})
+    shards = kind(op="reduce_scatter", sharded=True, dtype="float32", curve=CURVE)
+    for about, forms in (
+        (kind(dtype="float32", curve=CURVE, frameworks=ddp), ["fp16", "int8", "top-k (1%)"]),
+        (kind(dtype="float32", curve=CURVE, frameworks=frozenset()), ["fp16"]),
+        (shards._replace(frameworks=fsdp), ["fp16"]),
+        (shards._replace(frameworks=frozenset({"deepspeed"}), dtype="bfloat16"), ["int8"]),
+    ):
+        found = given("compression", facts(about))
+        assert found is not None
+        assert [each.name for each in found.remedies] == forms
+
+
 def test_compression_by_what_a_setting_does() -> None:
     """Where fp16, which the settings give, saves nothing, there is no advice for the sake of int8; nor for shards that are bfloat16 already."""
     little = kind(dtype="float32", seconds=0.0315, curve=CURVE, per_step=100, size_bytes=1e4)
@@ -515,6 +538,36 @@ def test_ranks_without_cores() -> None:
         assert "scarce_cores" not in [each.rule for each in advice_on(facts(**quiet))]
 
 
+def test_order() -> None:
+    """Errors of the job come first; ranks without cores before a rank that pauses or is hardly late, which may follow from that; then what saves most."""
+    about = facts(
+        comm=0.12,
+        for_cores=0.25,
+        late={1: 0.06},
+        ranks=4,
+        whys=Whys({1: COMPUTES}),
+        pauses=Pauses(2, 5, 100, 9.0, 0.4),
+        findings=[finding("error"), finding("warning")],
+    )
+    found = [each.rule for each in advice_on(about)]
+    assert found[:4] == ["log_error", "scarce_cores", "straggler", "pauses"]
+    assert found[-1] == "nccl_finding"
+    lost = facts(findings=[finding("error", "gloo_peer_lost")])
+    assert advice_on(lost)[0].rule == "log_error"
+    assert "log_error" not in [each.rule for each in advice_on(lost._replace(whys=CTRL_C))]
+
+
+def test_incident_of_a_late_rank() -> None:
+    """The advice on a late rank leads to its incident only if it has one."""
+    late = {"waits": {0: 0.2, 1: 0.01}, "late": {1: 0.42}}
+    without = given("straggler", facts(**late))
+    with_one = given("straggler", facts(**late, whys=Whys({}, have_incidents=frozenset({1}))))
+    assert without is not None
+    assert with_one is not None
+    assert "incident" not in without.do
+    assert with_one.do.removeprefix(without.do) == " Its incident and `commwatch diagnose` show where in its code."
+
+
 @pytest.mark.parametrize("cores", [None, 0.1, 0.3, 0.6])
 @pytest.mark.parametrize("why", ["", COMPUTES, NO_CORE, QUOTA])
 @pytest.mark.parametrize("late", [{}, {1: 0.05}, {1: 0.2}, {1: 0.4}, {1: 0.8}, {1: 0.3, 2: 0.2}])
@@ -642,8 +695,8 @@ def test_trouble_of_a_device() -> None:
 
 
 def test_the_largest_gain_first() -> None:
-    """Advice is sorted by gain; advice with an unknown gain comes last."""
-    about = facts(kind(curve=CURVE, dtype="float32"), bubble=0.3, pipeline=True, findings=[finding("error")])
+    """Advice is sorted by gain; advice with an unknown gain comes last, but for errors."""
+    about = facts(kind(curve=CURVE, dtype="float32"), bubble=0.3, pipeline=True, findings=[finding("warning")])
     found = advice_on(about)
     shares = [each.saves_share for each in found]
     known = [share for share in shares if share is not None]

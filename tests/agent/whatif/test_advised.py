@@ -52,7 +52,7 @@ def test_above_its_bound() -> None:
     replayed = _saves(model(3), Question(link="2x"))
     assert (
         found.gain
-        == f"would save 2% of a step; perhaps more: a replay of the recorded steps gives {100 * replayed:.0f}%"
+        == f"would save an estimated 2% of a step; perhaps more: a replay of the recorded steps gives {100 * replayed:.0f}%"
     )
     assert replace(found, gain=advice.gain) == advice
 
@@ -64,7 +64,7 @@ def test_several_forms() -> None:
     assert found.remedies[1] == forms[1]
     assert found.saves_share is not None
     assert 0.01 < found.remedies[0].saves_share == found.saves_share < 0.9
-    assert found.gain.startswith("saves 0.9; ")
+    assert found.gain.startswith("saves an estimated 0.9; ")
     assert re.search(rf"gives fp16 {100 * found.saves_share:.0f}%, int8 \d+%$", found.gain)
 
 

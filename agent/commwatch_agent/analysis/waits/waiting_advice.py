@@ -18,6 +18,11 @@ from commwatch_collectors.spans import ranks
 _ALIKE = 1.2
 #: A rank that waits for this part of the longest wait, at most, hardly ever waits.
 _HARDLY = 0.1
+_BEFORE_COLLECTIVES = (
+    "Find out what it does before its collectives (data loading, low clocks, other processes, an uneven batch)."
+)
+#: Where an incident has it.
+_SHOWN = " Its incident and `commwatch diagnose` show where in its code."
 #: Of a slow link, ranks leave a long transfer one after the other, which looks as if they came to it so.
 _LONG_TRANSFERS = "ranks leave long transfers at different times"
 _SHARED_CORES = (
@@ -61,7 +66,8 @@ def late_ranks(facts: Facts) -> Iterator[Found]:
             cost = at_most_exposed(cost, facts.all_exposed, len(facts.waits))
         remedy = Remedy("", {"no_late_rank": late}, cost)
         why = common_why(facts.whys.late, late)
-        do = remedy_of("straggler", why, {}) if why in IN_SHORT else ""
+        do = remedy_of("straggler", why, {}) if why in IN_SHORT else _BEFORE_COLLECTIVES
+        do += "" if why in IN_SHORT or not facts.whys.have_incidents.issuperset(late) else _SHOWN
         yield Found(because, _up_to(cost), cost, do, _are_late(late, why), [remedy])
 
 
