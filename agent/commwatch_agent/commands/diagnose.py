@@ -15,8 +15,9 @@ from commwatch_agent.incidents.answers import IncidentDetails, IncidentView, mer
 from commwatch_agent.incidents.incident import EvidenceItem
 from commwatch_agent.incidents.words import title
 from commwatch_agent.job.merging import by_run, merged_jobs, merged_ranks
-from commwatch_agent.model.views import Ended, Failed, InFlight, JobView, OutsideCall, RankView
+from commwatch_agent.model.views import Ended, Failed, InFlight, JobView, OutsideCall, RankView, Usual
 from commwatch_agent.text.units import seconds
+from commwatch_collectors.node.judged_activity import Activity
 
 _T = TypeVar("_T")
 _Target = TypeVar("_Target")
@@ -237,8 +238,14 @@ def _named(names: Mapping[tuple[str, str], str], url: str, views: Iterable[_OfJo
 
 
 def _rank(answer: dict[str, Any]) -> RankView:
-    lists = {name: [_view(kind, each) for each in answer.get(name, ())] for name, kind in _OF_RANK.items()}
-    return _view(RankView, answer | lists)
+    lists: dict[str, Any] = {
+        name: [_view(kind, each) for each in answer.get(name, ())] for name, kind in _OF_RANK.items()
+    }
+    lists["in_flight"] = [
+        replace(op, place=None if op.place is None else _view(Usual, vars(op)["place"])) for op in lists["in_flight"]
+    ]
+    doing = answer.get("activity")
+    return _view(RankView, answer | lists | {"activity": None if doing is None else _view(Activity, doing)})
 
 
 def _incident(answer: dict[str, Any]) -> IncidentView:

@@ -9,13 +9,15 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from commwatch.wire.errors import INCOMPLETE
+from commwatch.wire.events import P2P
+from commwatch.wire.numbers import ahead
 from commwatch_agent.analysis.rank_state import shedding, state
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.families import families, uncertain
 from commwatch_agent.incidents.words import NO_STACK, is_over, lasted, no_place, stack, when
 from commwatch_agent.model.endings import how_ended, is_death
-from commwatch_agent.model.views import JobView, RankView
+from commwatch_agent.model.views import InFlight, JobView, RankView
 from commwatch_agent.report.what_happened import ended_by, ending, happened
 from commwatch_agent.sources.stack_capture import Evidence
 from commwatch_agent.text import terminal_text
@@ -27,6 +29,8 @@ from commwatch_collectors.spans import ranks as named
 #: A shorter time without the end of an operation says nothing, in s; and a longer one is wrong if it never was so long: ranks of which none waits for
 #: another may compile or load data.
 _PAUSE_S, _LONG_S = 5.0, 60.0
+#: An operation that takes no longer than this, in s, or than so many times its usual time, is no news; and most ranks whose activities are listed.
+_WAIT_S, _TIMES, _MOST_DOING = 3.0, 5, 3
 #: Within so many seconds, a launcher has started the ranks of a job again.
 _STARTS_AGAIN_S = 60.0
 #: Kinds of which an ended job is not well even if it recovered, unless they are for information: all ranks were ended at once.
@@ -138,7 +142,7 @@ def _of_job(job: JobView, views: list[RankView], seen: Diagnosis, now: float) ->
     if part is not None:
         yield Doubt(f"{job.job_id} is {part}; a hang shows only the missing ranks", False)
     elif not any(each.job_id == job.job_id for each in seen.open):
-        yield from _progress(job.job_id, views)
+        yield from _awaited(job.job_id, running) or _progress(job.job_id, views)
 
 
 def _trouble(view: RankView, now: float) -> str:
@@ -147,6 +151,34 @@ def _trouble(view: RankView, now: float) -> str:
         how = how_ended(view.raised or "", view.raised_at or "", view.raised_says or "", view.exit_status)
         return how if view.ended_at is None else f"{how} {seconds(max(0.0, now - view.ended_at))} ago"
     return _TROUBLES.get(state(view), "")
+
+
+def _awaited(job_id: str, running: list[RankView]) -> list[Doubt]:
+    """Return a doubt if ranks have been in an operation for far longer than is usual for it and at its place, with those that have not come so far."""
+    waits = [(op, view.rank) for view in running for op in view.in_flight if not op.queued and _is_long(op)]
+    if not waits:
+        return []
+    op, _ = max(waits, key=lambda wait: wait[0].age_s)
+    inside = sorted(rank for each, rank in waits if (each.group_id, each.seq, each.op) == (op.group_id, op.seq, op.op))
+    says = f"{named(inside)} of {job_id} in {op.op} {op.seq} of group {op.group} for {seconds(op.age_s)}, usually {seconds(op.usual_s)}"
+    missing = [] if op.op in P2P else [view for view in running if _has_not_come(view, op)]
+    if missing:
+        says += f"; {named([view.rank for view in missing])} {'has' if len(missing) == 1 else 'have'} not come so far"
+    doing = [f"rank {view.rank} {view.activity.says}" for view in missing if view.activity is not None][:_MOST_DOING]
+    return [Doubt(f"{says} ({', '.join(doing)})" if doing else says, False)]
+
+
+def _is_long(op: InFlight) -> bool:
+    """Return whether an operation takes longer than its kind usually does, and than it ever did at this place."""
+    longest_s = max(_WAIT_S, (op.place and op.place.longest_s) or 0.0)
+    return op.usual_s is not None and op.age_s > max(longest_s, _TIMES * op.usual_s)
+
+
+def _has_not_come(view: RankView, op: InFlight) -> bool:
+    """Return whether a rank of the group has neither ended a collective nor is inside."""
+    last = view.last_seq.get(op.group_id)
+    is_inside = any((each.group_id, each.seq) == (op.group_id, op.seq) for each in view.in_flight)
+    return last is not None and ahead(op.seq, last) > 0 and not is_inside
 
 
 def _progress(job_id: str, views: list[RankView]) -> Iterator[Doubt]:

@@ -18,6 +18,7 @@ from commwatch_agent.incidents.incident import (
     ONE_WAIT,
     REASONS_TO_WAIT,
     RECOVERED,
+    SHARES,
     STANDSTILLS,
     Condition,
     Incident,
@@ -110,7 +111,9 @@ def conclude(
     conditions += cut_off(before, evidence, around.ended_runs)
     reasons: list[Condition | Incident] = [*conditions, *(each for each in before if each.ended_at is None)]
     known_why = {each.job_id for each in reasons if each.kind in REASONS_TO_WAIT}
-    found = (each for each in conditions if not _is_uneven(each, known_why))
+    still = {each.job_id for each in reasons if each.kind in STANDSTILLS and getattr(each, "holds", True)}
+    found = (each for each in conditions if not _is_uneven(each, known_why) and not _is_of_steps(each, still))
+    before = [each for each in before if not (each.state == "pending" and _is_of_steps(each, still))]
     after = advanced(_as_known(found, before), before, table, around)
     # Of work that was uneven before, nothing is known from then on.
     over = (
@@ -139,6 +142,11 @@ def of_dumps(dumps: Sequence[RankDump], table: Table) -> list[Incident]:
 def _is_uneven(each: Condition | Incident, jobs: Collection[str]) -> bool:
     """Return whether this is uneven work of one of some jobs."""
     return each.kind == "uneven_work" and each.job_id in jobs
+
+
+def _is_of_steps(each: Condition | Incident, still: Collection[str]) -> bool:
+    """Return whether this is a share of the steps of a job of which none runs: it is of the steps before."""
+    return each.kind in SHARES and each.job_id in still
 
 
 def _as_known(conditions: Iterable[Condition], known: Iterable[Incident]) -> Iterator[Condition]:

@@ -14,7 +14,7 @@ HEADS = ("change", "step", "80% of steps", "comm", "exposed", "1,000 steps", "sa
 #: What the columns mean.
 LEGEND = (
     "80% of steps: without the shortest and the longest tenth; 1,000 steps: time of all ranks for them (GPU time if each rank has a GPU); "
-    "saves: time for the same work of a rank"
+    "saves: time for the same work of a rank. comm, exposed: of the replay of these steps; the report has them as measured, of all usual steps of the job"
 )
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 import urllib.error
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,12 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from commwatch.wire import events as ev
-from commwatch_agent.commands.diagnose import CannotDiagnose, ask
+from commwatch_agent.commands.diagnose import CannotDiagnose, _rank, ask
 from commwatch_agent.commands.diagnosis import Diagnosis
-from tests.agent.commands.test_top import incident
+from commwatch_agent.model.views import Usual
+from commwatch_collectors.node.judged_activity import Activity
+from tests.agent.commands.test_top import in_flight, incident
+from tests.agent.commands.test_top import rank as view
 from tests.agent.web.routes.test_jobs import rings_of
 from tests.helpers import (
     MS,
@@ -291,3 +294,10 @@ def test_job_or_address(tmp_path: Path) -> None:
         assert (unknown.returncode, "node3" in unknown.stderr) == (2, True)
         assert unknown.stderr.endswith(f"{ends}\n")
         assert ("commwatch jobs" in unknown.stderr) == bool(ends)
+
+
+def test_ranks_of_answers() -> None:
+    """A rank comes back from the JSON of an agent as it was, with what it is in, what it did before there, and what it does."""
+    doing = Activity("asleep", "is asleep in a timer", 4.0, is_working=False)
+    for of in (view(0), view(1, in_flight=[in_flight(1), replace(in_flight(4), place=Usual(3, 1.5))], activity=doing)):
+        assert _rank(json.loads(json.dumps(asdict(of)))) == of

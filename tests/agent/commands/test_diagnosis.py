@@ -11,10 +11,11 @@ import pytest
 from commwatch_agent.commands.diagnosis import Diagnosis, as_json, doubts, exit_code, text, without_look
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.incident import EvidenceItem
-from commwatch_agent.model.views import JobView, RankView
+from commwatch_agent.model.views import JobView, RankView, Usual
 from commwatch_agent.sources.stack_capture import Evidence
 from commwatch_agent.text.units import time_of_day
-from tests.agent.commands.test_top import NOW, SINCE, incident, of_job, rank
+from commwatch_collectors.node.judged_activity import Activity
+from tests.agent.commands.test_top import NOW, SINCE, in_flight, incident, of_job, rank
 
 COMMAND = "commwatch diagnose"
 JOB = of_job().job
@@ -50,6 +51,29 @@ def test_healthy() -> None:
     assert said(seen(two(quiet_s=4.0, longest_quiet_s=0.5))) == healthy
     assert said(seen([rank(0, quiet_s=0.1, longest_quiet_s=1.0), rank(1)])) == healthy
     assert said(Diagnosis()) == (0, ["no running job"])
+
+
+def waiting(age_s: float, longest_s: float | None = None, last: int = 7) -> Diagnosis:
+    """Rank 0 has been in an operation that usually takes 1 ms, and rank 1 sleeps."""
+    op = replace(in_flight(age_s), place=Usual(40, longest_s))
+    calm = {"quiet_s": age_s, "longest_quiet_s": 25.0, "probe_mode": "full"}
+    sleeps = rank(
+        1, last_seq={"g1": last}, activity=Activity("asleep", "is asleep in a timer", age_s, is_working=False), **calm
+    )
+    return seen([rank(0, in_flight=[op], last_seq={"g1": 7}, **calm), sleeps])
+
+
+def test_wait_that_is_no_incident_yet() -> None:
+    """While an operation takes longer than ever there, a job is not called healthy: who waits, and who has not come so far, is information."""
+    says = "rank 0 of train in all_reduce 8 of group dp for 4.00 s, usually 1 ms"
+    missing = "; rank 1 has not come so far (rank 1 is asleep in a timer)"
+    assert said(waiting(4)) == (
+        0,
+        ["nothing wrong for certain: 1 running job, 2 ranks", f"not yet certain: {says}{missing}"],
+    )
+    assert said(waiting(4, last=8))[1][1] == f"not yet certain: {says}"
+    for usual in (waiting(2.5), waiting(4, longest_s=5.0)):
+        assert said(usual) == (0, ["healthy: 1 running job, 2 ranks"])
 
 
 @pytest.mark.parametrize(

@@ -454,3 +454,25 @@ def test_over_with_its_operation(ranks: list[RankView], holds: bool) -> None:
     assert [each.holds for each in later] == [holds]
     back = conclude(Evidence(NOW + 3, JOBS, [HANG], ranks, groups=[GROUP]), later, TABLE, Around(NOW + 3))
     assert [(each.id, each.holds) for each in back] == [(known[0].id, True)]
+
+
+@pytest.mark.parametrize("kind", ["comm_bound", "exposed_comm"])
+def test_no_share_of_steps_in_a_hang(kind: str) -> None:
+    """While ranks hang, no step runs: a share of the steps before is neither pending nor begins; an open incident of it stays, and ends as usual."""
+    hang = Condition(
+        "hang", ("g", "7"), "hang", NOW, job_id="train", run="key", cause="stopped", ranks=(1,), waiting=(0,)
+    )
+    of_steps = Condition(kind, (), "much", NOW, job_id="train", run="key", value=0.9)
+
+    def after(known: list[Incident], at_s: float, *conditions: Condition) -> list[Incident]:
+        evidence = Evidence(NOW + at_s, JOBS, whole={"train": WholeJob(list(conditions), ended=False)})
+        return conclude(evidence, known, TABLE, Around(NOW + at_s))
+
+    pending = after([], 0, of_steps)
+    assert [each.state for each in pending] == ["pending"]
+    assert [each.kind for each in after(pending, 1, of_steps, hang)] == ["hang"]
+    known = pending
+    for at_s in range(1, 700):
+        known = after(known, at_s, of_steps)
+    assert [each.state for each in known] == ["open"]
+    assert {each.kind: each.state for each in after(known, 700, of_steps, hang)} == {kind: "open", "hang": "open"}
