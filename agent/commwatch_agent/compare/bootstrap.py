@@ -28,6 +28,8 @@ _WIDER = 3.250 / 2.576 * sqrt(BLOCKS / (BLOCKS - 1))
 LEAST_BEYOND = 20
 #: Blocks that must have samples for an interval of a ratio.
 LEAST_FILLED = 8
+#: A cut of the warm-up is as good if its error is at most so many times the least; and by how many standard errors a warm-up differs.
+_AS_GOOD, _NO_CHANCE = 1.1, 4.0
 #: Logarithmic bins of the draws: their time does not grow with the number of samples, and a quantile is at most 0.05% off.
 _BIN = 1e-3
 #: Draws that are computed together, which limits the memory.
@@ -59,13 +61,19 @@ class Change(NamedTuple):
 def warm_up(durations: Floats) -> int:
     """Return how many steps at the begin of a run are warm-up, at most half of them, by the rule MSER-5 (White 1997).
 
-    It cuts where the remaining steps, in batches of five, have the smallest standard error of their mean.
+    It cuts where the remaining steps, in batches of five, have the smallest standard error of their mean. Of a short or noisy run, that alone may be
+    anywhere: the cut is the first one that is nearly as good, and nothing is cut whose mean does not differ from that of the rest by more than chance.
     """
     batches = durations[: len(durations) // 5 * 5].reshape(-1, 5).mean(axis=1)
     if not len(batches):
         return 0
     errors = [batches[cut:].var() / (len(batches) - cut) for cut in range(len(batches) // 2 + 1)]
-    return 5 * int(np.argmin(errors))
+    cut = int(np.flatnonzero(np.array(errors) <= _AS_GOOD * min(errors))[0])
+    if not cut:
+        return 0
+    before, rest = batches[:cut], batches[cut:]
+    error = sqrt(rest.var() * (1 / len(before) + 1 / len(rest)))
+    return 5 * cut if abs(before.mean() - rest.mean()) > _NO_CHANCE * error else 0
 
 
 def blocks_of(number: int) -> Ints:

@@ -17,10 +17,15 @@ from commwatch_agent.compare.incidents import IncidentChange, changes_of
 from commwatch_agent.compare.kinds import Kind, KindSamples
 from commwatch_agent.compare.runs import LEAST_STEPS, Run
 from commwatch_agent.model.views import JobView
+from commwatch_agent.text.units import size
 
 #: Smaller relative changes are not called a difference, nor are smaller differences of shares: two runs of one job differ by as much, and
 #: the steps of one run cannot show how much its runs differ.
 LEAST_CHANGE, LEAST_POINTS = 0.02, 0.01
+#: Steps whose bytes, or operations, differ by a smaller part are alike.
+_SAME_WORK = 0.05
+#: Name of the figure on main threads that wait for a CPU core.
+CORE_WAIT = "core_wait"
 #: Kinds that are compared: those with the most time.
 _MOST_KINDS = 40
 
@@ -85,6 +90,8 @@ class Comparison:
     settings: dict[str, tuple[str, str]]
     #: What is new first.
     incidents: list[IncidentChange] = field(default_factory=list)
+    #: Why a step of A may not hold as much work as one of B; empty: nothing that was measured shows it.
+    work: str = ""
 
 
 def compare(a: Run, b: Run) -> Comparison:
@@ -104,11 +111,30 @@ def compare(a: Run, b: Run) -> Comparison:
             _quantile("step_p95", a.durations, b.durations, 0.95, enough),
             _ratio("step_mean", a.mean, b.mean, enough),
             *(_ratio(name, a.shares.get(name), b.shares.get(name), enough, relative=False) for name in shares),
+            *_waits_for_cores(a.core_wait, b.core_wait),
         ],
         f"too few steps without warm-up and long ones ({', '.join(few)}); {LEAST_STEPS} are needed" if few else "",
         kinds,
         {name: pair for name, pair in settings.items() if pair[0] != pair[1]},
         changes_of((a.job, a.incidents), (b.job, b.incidents)),
+        _work(a.per_step, b.per_step),
+    )
+
+
+def _waits_for_cores(a: float | None, b: float | None) -> list[Figure]:
+    """Return the figure on main threads without a core, if it is known of a job."""
+    return [] if a is None and b is None else [_figure(CORE_WAIT, a, b, None, relative=False)]
+
+
+def _work(a: tuple[float, float], b: tuple[float, float]) -> str:
+    """Return that steps may hold different amounts of work, by what a rank sends in a step: its bytes, or operations where these have none."""
+    at = 1 if a[1] and b[1] else 0
+    if not a[at] or not b[at] or abs(a[at] - b[at]) <= _SAME_WORK * max(a[at], b[at]):
+        return ""
+    each, of_b = (f"{number:.3g} operations with {size(total)}" for number, total in (a, b))
+    return (
+        f"A step of A has {each} per rank, one of B {of_b}: they may hold different amounts of work (accumulation, batch, model), "
+        "so compare the time per sample, which is not recorded."
     )
 
 

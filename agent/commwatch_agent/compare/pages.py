@@ -7,7 +7,15 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from commwatch_agent.compare.bootstrap import CONFIDENCE
-from commwatch_agent.compare.comparison import LEAST_CHANGE, LEAST_POINTS, Comparison, Figure, KindFigures, Side
+from commwatch_agent.compare.comparison import (
+    CORE_WAIT,
+    LEAST_CHANGE,
+    LEAST_POINTS,
+    Comparison,
+    Figure,
+    KindFigures,
+    Side,
+)
 from commwatch_agent.compare.incidents import BETTER, GONE, NEW, SAME, WORSE, IncidentChange, IncidentSums
 from commwatch_agent.model.views import ITERATIONS
 from commwatch_agent.report import html_frame
@@ -37,6 +45,7 @@ _TITLES = {
     "comm_share": "comm share",
     "exposed_share": "exposed share",
     "wait_share": "waiting for late ranks",
+    CORE_WAIT: "waiting for a CPU core",
 }
 _INCLUDES = "Times and busbw of operations include waiting for late ranks: they change with it, too."
 NOTE = (
@@ -50,7 +59,8 @@ def says(figure: Figure) -> str:
     if figure.change is None:
         return "–"
     if figure.differs is None or figure.low is None or figure.high is None:
-        return f"{_signed(figure.change, figure)}, too few samples for an interval"
+        why = "of the last half minute" if figure.name == CORE_WAIT else "too few samples for an interval"
+        return f"{_signed(figure.change, figure)}, {why}"
     if not figure.differs:
         found = "too small to count" if figure.low > 0 or figure.high < 0 else "no difference found"
         return f"{found} ({_signed(figure.low, figure, bare=True)} to {_signed(figure.high, figure)})"
@@ -150,6 +160,7 @@ def text(comparison: Comparison, cells: int = CELLS) -> str:
     """Return the comparison as text for a terminal of ``cells`` columns."""
     lines = ["", headline(comparison), "", f"  A  {_side(comparison.a)}", f"  B  {_side(comparison.b)}", ""]
     lines += columns(_FIGURE_HEAD, [_figure_cells(each) for each in comparison.figures], 2, cells, keys=1)
+    lines += ["", *paragraph(comparison.work, cells, first="  ")] if comparison.work else []
     if comparison.too_few:
         lines += ["", f"  No intervals: {comparison.too_few}."]
     if comparison.kinds:
@@ -187,6 +198,7 @@ def html(comparison: Comparison) -> str:
     figures = [_figure_cells(each) for each in comparison.figures]
     body = [f"<p><b>{html_frame.text(headline(comparison))}</b></p>", html_frame.table((), sides)]
     body += ["<h2>Steps</h2>", html_frame.table(_FIGURE_HEAD, figures, "numbers")]
+    body += [f"<p>{html_frame.text(comparison.work)}</p>"] if comparison.work else []
     body += [f"<p>No intervals: {html_frame.text(comparison.too_few)}.</p>"] if comparison.too_few else []
     if comparison.incidents:
         incidents = [(*_incident_cells(each), each.says) for each in comparison.incidents]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +52,16 @@ class Run:
     incidents: Sequence[Incident] = ()
     #: Kinds that it has only in what was left out, and how many operations of them.
     left_out: Mapping[Kind, int] = field(default_factory=dict)
+    #: Share of the time (0 to 1) that main threads waited for a CPU core in their last half minute, the mean of the ranks; ``None``: not known.
+    core_wait: float | None = None
+
+    @property
+    def per_step(self) -> tuple[float, float]:
+        """Operations of a rank in a step, and their bytes; 0: there are no steps."""
+        ranks = max((found.ranks for found in self.kinds.values()), default=0)
+        times = (ranks * self.steps) or inf
+        every = [size * count for found in self.kinds.values() for size, count in found.sizes.items() if size > 0]
+        return sum(found.count for found in self.kinds.values()) / times, sum(every) / times
 
     @property
     def enough(self) -> bool:
@@ -75,6 +86,7 @@ def read(path: Path, job: JobView, topology: Topology | None, incidents: Sequenc
         steps = _steps(history.steps(since_ns, 1 << 62, list(rings), MOST_STEPS))
         if job.step_source == ITERATIONS and len(steps.usual) < LEAST_STEPS:  # equal times cover more of the job
             steps = _steps([])
+        waited = [float(share) for share in history.names("core_wait", list(rings)).values()]
         dtypes = set(history.names("dtype", list(rings)).values())
     edges, block = _edges(steps.usual, operations)
     inside = operations.within(edges, _intervals(steps.long))
@@ -96,6 +108,7 @@ def read(path: Path, job: JobView, topology: Topology | None, incidents: Sequenc
         settings | (_sizes(kinds, len(steps.usual)) if steps.usual else {}),
         incidents,
         {kind: number for kind, number in operations.all().counts(names).items() if kind not in kinds},
+        fmean(waited) if waited else None,
     )
 
 

@@ -94,6 +94,15 @@ def test_single_steps_would_deceive() -> None:
     assert wrong > 10
 
 
+def test_noise_is_no_warm_up() -> None:
+    """Of short runs whose steps vary at random, hardly ever a part is taken for warm-up, however noisy they are."""
+    cuts = []
+    for seed in range(400):
+        chance = np.random.default_rng(seed)
+        cuts.append(warm_up(np.asarray(chance.lognormal(0, (0.05, 0.5)[seed % 2], (30, 60, 200)[seed % 3]))))
+    assert np.mean(np.array(cuts) > 0) <= 0.05
+
+
 def test_warm_up_is_left_out() -> None:
     """The slow first steps are cut off in every seed, and never more than half; without any, few steps are cut off on average."""
     cuts = [warm_up(np.median(steps_of(seed, 200, 0.6), axis=1)) for seed in range(SEEDS)]

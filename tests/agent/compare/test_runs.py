@@ -11,16 +11,20 @@ import pytest
 
 from commwatch.wire import events as ev
 from commwatch.wire.numbers import NUMBERS
-from commwatch_agent.compare.bootstrap import BLOCKS, quantile, ratio
+from commwatch_agent.compare.bootstrap import BLOCKS, Samples, Sums, quantile, ratio
 from commwatch_agent.compare.comparison import compare
-from commwatch_agent.compare.kinds import Kind, Operations
+from commwatch_agent.compare.kinds import Kind, KindSamples, Operations
+from commwatch_agent.compare.pages import says as says_of
+from commwatch_agent.compare.pages import text
 from commwatch_agent.compare.runs import LEAST_STEPS, Run, read
 from commwatch_agent.history.history import History
 from commwatch_agent.history.operations import Names
+from tests.agent.report.test_job_list import JOB
 from tests.agent.report.test_report_page import job_of
 from tests.helpers import MS, Watch, end_rank, group_entry, mark, operation, write_ring
 
 STEP_MS, STEPS = 100, 80
+SUMS = Sums(np.zeros(BLOCKS), np.zeros(BLOCKS))
 
 
 def watched(
@@ -215,3 +219,35 @@ def test_numbers_go_on(tmp_path: Path) -> None:
     assert {kind: found.count for kind, found in moved.kinds.items()} == {
         kind: found.count for kind, found in plain.kinds.items()
     }
+
+
+def test_steps_of_different_work() -> None:
+    """Where ranks send more in a step, it may hold more work, which one line tells; buckets of another size with as many bytes do not show that."""
+    kind = Kind("default_pg", "all_reduce", 1 << 20)
+
+    def run(times: int, size: int) -> Run:
+        found = KindSamples(2 * 50 * times, 2, Samples(np.ones(0), np.zeros(0, np.int64)), SUMS, {size: 2 * 50 * times})
+        return Run(JOB, 50, 0, 0, found.durations, SUMS, {}, {kind: found}, {})
+
+    found = compare(run(1, 1 << 20), run(4, 1 << 20))
+    assert found.work.startswith(
+        "A step of A has 1 operations with 1 MiB per rank, one of B 4 operations with 4 MiB: they may hold"
+    )
+    assert found.work in " ".join(text(found).split())
+    assert compare(run(1, 1 << 20), run(4, 1 << 18)).work == ""
+
+
+@pytest.mark.parametrize(("a", "b", "says"), [(0.02, 0.31, "+29 points, of the last half minute"), (None, 0.3, "–")])
+def test_waiting_for_a_core(a: float | None, b: float | None, says: str) -> None:
+    """The share of time for which main threads waited for a core is a figure where it is known."""
+    one, other = (
+        Run(JOB, 0, 0, 0, Samples(np.ones(0), np.zeros(0, np.int64)), SUMS, {}, {}, {}, core_wait=share)
+        for share in (a, b)
+    )
+    found = compare(one, other).figures[-1]
+    assert (found.name, found.a, found.b, says_of(found)) == ("core_wait", a, b, says)
+    assert [
+        each.name
+        for each in compare(replace(one, core_wait=None), replace(other, core_wait=None)).figures
+        if each.name == "core_wait"
+    ] == []
