@@ -36,7 +36,8 @@ _GLOO = "_GLOO"
 #: torch's name of a group that was made without one: a number, or a hash of its members.
 _NAMELESS = re.compile(r"\d+|[0-9a-f]{40}(_\d+)?")
 _MOST_LISTED = 4
-_MOST_HASH = 8
+#: Most characters of torch's name of a group in a label.
+MOST_NAME = 8
 
 
 def label(name: str, description: str, ranks: Sequence[int] | None, size: int) -> str:
@@ -62,7 +63,7 @@ def _label(name: str, description: str, ranks: Sequence[int] | None, size: int) 
         return name
     if ranks:
         return _members(sorted(ranks))
-    return f"{size} ranks {name[:_MOST_HASH]}"
+    return f"{size} ranks {name[:MOST_NAME]}"
 
 
 def _members(ranks: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ from commwatch_agent.model.cells import (
     GroupInfo,
     count_of,
 )
-from commwatch_agent.model.group_labels import label
+from commwatch_agent.model.group_labels import MOST_NAME, label
 from commwatch_agent.model.model_parts.tables import PartTable, table_of, text_of
 from commwatch_agent.model.shares import Account, Room
 from commwatch_collectors.node.gpu import GpuPlace, place_of
@@ -30,6 +30,8 @@ _RUN = re.compile(r"[0-9a-f]{16}")
 #: What a rank may report as a framework in use, and how many.
 _FRAMEWORK = re.compile(r"[a-z0-9_]{1,20}")
 _MOST_FRAMEWORKS = 16
+#: Most groups of the same ranks with one label that are told apart.
+_MOST_ALIKE = 8
 #: Characters of the name of an exception's type, of an operator or dtype, of any other text.
 _MOST_TYPE, _MOST_OP, _MOST_SAYS, _MOST_TEXT = 80, 200, 200, 4096
 #: Codes of operators and dtypes have one byte in a record.
@@ -159,6 +161,8 @@ class Names:
     def __init__(self, account: Account | None = None) -> None:
         self.account = Room(1 << 30).account() if account is None else account
         self.groups: dict[int, GroupInfo] = {}
+        #: By label and ranks: ``group_id`` of the groups that have labels of their own, the first of them without torch's name.
+        self._alike: dict[tuple[str, tuple[int, ...] | None], list[str]] = {}
         #: The groups in it beyond ``MOST_APART``, oldest first; and the number of groups ever announced.
         self._rest: deque[int] = deque()
         self.groups_announced = 0
@@ -269,6 +273,8 @@ class Names:
     def _learn_group(self, small_id: int, info: GroupInfo) -> Iterator[tuple[int, GroupInfo]]:
         """Store a group, and drop the oldest of the rest if there are too many; yield the groups that are new."""
         known = self.groups.get(small_id)
+        if small_id < MOST_APART:
+            info = info._replace(label=self._told_apart(info))
         if known == info or not self.account.change(_bytes_of(known), _bytes_of(info)):
             return
         yield small_id, info
@@ -284,6 +290,16 @@ class Names:
             dropped = self._rest.popleft()
             self.destroyed.discard(dropped)
             self.account.give(_bytes_of(self.groups.pop(dropped, None)))
+
+    def _told_apart(self, info: GroupInfo) -> str:
+        """Return the label of a group; with torch's name of it, which all its ranks know, if earlier ones of the same ranks have that label, but few.
+
+        A job may make such groups anew again and again.
+        """
+        alike = self._alike.setdefault((info.label, info.ranks), [])
+        if info.group_id not in alike and len(alike) < _MOST_ALIKE:
+            alike.append(info.group_id)
+        return f"{info.label} #{info.name[-MOST_NAME:]}" if info.group_id in alike[1:] else info.label
 
     def group(self, small_id: int) -> GroupInfo:
         """Return the group of a record; a placeholder where its name is not known."""

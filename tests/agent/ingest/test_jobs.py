@@ -278,7 +278,7 @@ def test_only_waited_p2p_is_communication_time() -> None:
 
 def test_steps_by_group() -> None:
     """Each group's part of a step is the union of its operations, and the step's that of all: overlapping groups count once."""
-    tp, twin = group_entry(1, label="tp", group_id="a"), group_entry(2, label="tp", group_id="b")
+    tp, twin = group_entry(1, label="tp", group_id="a"), group_entry(2, (0, 2), label="tp", group_id="b")
     book = fed(
         mark(0, 0),
         operation(start_ns=10, end_ns=40),

@@ -66,3 +66,23 @@ def test_roles_are_still_seen() -> None:
     assert all(is_tensor(label("1", role, (0, 1), 2)) for role in roles)
     assert not is_tensor(label("1", "DATA_PARALLEL_GROUP", (0, 1), 2))
     assert not is_tensor(label("1", "undefined", (0, 2, 4), 3))
+
+
+def test_groups_with_the_same_ranks() -> None:
+    """Two groups of the same ranks, such as two calls of new_group([0, 1]), have labels of their own, whatever comes again; of many, only some have."""
+    names = Names()
+    first, second = (group_entry(number, (0, 1), "undefined", group_id=f"g{number}") for number in (1, 2))
+    other = group_entry(3, (2, 3), "tp")
+    again = group_entry(4, (0, 1), "tp")
+    for entries in ([first], [second], [other, again], [first, second, again]):
+        names.learn(entries)
+    assert {number: info.label for number, info in names.groups.items()} == {
+        1: "ranks 0,1",
+        2: "ranks 0,1 #2",
+        3: "tp",
+        4: "tp",
+    }
+    names.learn([group_entry(5, (0, 1), "tp", group_id="another")])
+    assert names.groups[5].label == "tp #5"
+    names.learn([group_entry(number, (0, 1), "tp", group_id=f"g{number}") for number in range(6, 40)])
+    assert [names.groups[number].label for number in (6, 11, 12, 39)] == ["tp #6", "tp #11", "tp", "tp"]
