@@ -39,7 +39,7 @@ from commwatch_agent.model.views import JobView, RankView
 from commwatch_agent.questions.answer import ApiError, Scoped, Text, as_file, job_exists
 from commwatch_agent.questions.heard import read
 from commwatch_agent.questions.operations import Operations
-from commwatch_agent.report.job_advice import Recorded, lately
+from commwatch_agent.report.job_advice import Recorded, lately, of_last_life
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.recorded_steps import ADVICE_PARTS, FEW_PARTS, known_steps, study_of
 from commwatch_agent.report.report import Report, build
@@ -145,6 +145,7 @@ def advice(
         return late_now if late_now is not None else late_within(incidents, since, until) or None
 
     whys = whys_of(incidents)
+    findings = of_last_life(findings, incidents, every.ranks(job))
     advised = lately(every, known, findings, last_s, network=network, late=late, whys=whys, recorded=steps)
     return Scoped(nodes, advised)
 

@@ -10,8 +10,9 @@ from commwatch_agent.analysis.advice_facts import NO_WHYS, Facts, Whys
 from commwatch_agent.analysis.advice_input import count_last, facts
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.model.api_views import Advice
-from commwatch_agent.model.views import JobView
+from commwatch_agent.model.views import JobView, RankView
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.whatif.advised import predicted
 from commwatch_agent.whatif.model import Model
@@ -19,6 +20,24 @@ from commwatch_collectors.nccl.views import Finding
 
 #: Returns the recorded steps of a job; ``None``: they cannot be replayed.
 Recorded = Callable[[], Model | None]
+
+
+def of_last_life(
+    findings: Iterable[Finding], incidents: Iterable[IncidentDetails], ranks: Iterable[RankView]
+) -> list[Finding]:
+    """Return the findings in logs that may be of the present, or last, life of a job: not those that ended with an earlier one.
+
+    Args:
+        incidents: of the run.
+        ranks: in their latest life.
+    """
+    began_at = max((rank.started_at or 0.0 for rank in ranks if rank.restart), default=0.0)
+    before, after = set[object](), set[object]()
+    for each in incidents:
+        is_over = each.ended_at is not None and each.ended_at < began_at
+        names = (item.data.get("finding") for item in each.evidence if each.kind == "nccl_fault")
+        (before if is_over else after).update(names)
+    return [finding for finding in findings if finding.name not in before - after]
 
 
 def advice_on_end(

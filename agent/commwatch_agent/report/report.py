@@ -19,7 +19,7 @@ from commwatch_agent.ingest.step_accounting import comm_share, exposed_share, of
 from commwatch_agent.job.merging import Nodes
 from commwatch_agent.model.api_views import Advice, Row
 from commwatch_agent.model.views import GroupView, JobView, RankView, StepTotals, StepView
-from commwatch_agent.report.job_advice import Recorded, advice_on_end
+from commwatch_agent.report.job_advice import Recorded, advice_on_end, of_last_life
 from commwatch_agent.report.parts import ReportParts
 from commwatch_agent.report.recorded_steps import known_steps
 from commwatch_agent.report.slowest_parts import MOST_OPERATIONS, MOST_ROWS, PartFigures, slowest
@@ -172,11 +172,11 @@ def build(
     def late(since: float) -> dict[int, float] | None:
         return late_within(every, since, job.started_at + duration_s) or ({} if watched else None)
 
-    whys = whys_of(every)
-    facts_of = partial(facts, agent, job, counts, findings, late=late(job.started_at), whys=whys)
+    whys, of_life = whys_of(every), of_last_life(findings, every, ranks)
+    facts_of = partial(facts, agent, job, counts, of_life, late=late(job.started_at), whys=whys)
     known = parts.part("advice", facts_of, None)
     recorded = recorded or partial(known_steps, agent.path, job, last_s)
-    of_end = partial(advice_on_end, agent, job, findings, known, last_s, late=late, whys=whys)
+    of_end = partial(advice_on_end, agent, job, of_life, known, last_s, late=late, whys=whys)
     advised = partial(of_end, recorded=recorded, parts=parts)
     nothing: tuple[list[Advice], float | None] = ([], None)
     advice, advice_last_s = parts.part("advice", advised, nothing)
