@@ -20,7 +20,7 @@ from bench.common import emit
 from commwatch.wire.events import OP_CODE
 from commwatch_agent.ingest.collective_join import NOT_KNOWN_NS, GroupJoin
 from commwatch_agent.ingest.joining import Parts, complete
-from commwatch_agent.ingest.lateness import Collectives, add_late, own_lateness, split
+from commwatch_agent.ingest.lateness import Collectives, add_late, lost, own_lateness, split
 from commwatch_agent.ingest.own_time import NO_RUN
 
 SIZES = (8, 64, 1024)
@@ -45,7 +45,7 @@ def part(seqs: np.ndarray[tuple[int], np.dtype[np.int64]], size: int, chance: np
     took = np.where(rank == seq % size, USUAL_NS // 10, USUAL_NS + chance.integers(0, USUAL_NS, len(seq)))
     op = zeros + OP_CODE["all_reduce"]
     unknown, none = zeros + NOT_KNOWN_NS, zeros + NO_RUN
-    return Parts(zeros, rank, rank, rank, op, zeros, zeros, seq, end - took, end, took, unknown, none)
+    return Parts(zeros, rank, rank, rank, op, zeros, zeros, seq, end - took, end, took, unknown, none, unknown)
 
 
 def joined(size: int) -> float:
@@ -58,9 +58,9 @@ def joined(size: int) -> float:
         for table in complete(parts, joins)[0]:
             wait, late, _ = split(parts.duration[table])
             last = table[np.arange(len(table)), late]
-            found = Collectives(
-                parts.join[last], parts.end[last], parts.rank[table], wait, parts.own[table], parts.run[table]
-            )
+            lost_ns = lost(parts.duration[table], parts.blocked[table])
+            of_ranks = parts.rank[table], wait, parts.own[table], parts.run[table]
+            found = Collectives(parts.join[last], parts.end[last], *of_ranks, lost_ns)
             add_late([found], own_lateness([found], joins), joins)
             whole.append((parts.rank[last].tolist(), parts.seq[last].tolist()))
     used = time.process_time() - begin

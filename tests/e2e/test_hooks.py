@@ -150,7 +150,9 @@ def without_time(rank: RankRecords, record: ev.Record) -> tuple[int | str, ...]:
     group = rank.groups.get(record.group)
     seq = record.seq if group is None or group["ranks"] is not None else -1
     group_id = "" if group is None else group["group_id"]
-    return record.op, record.dtype, group_id, record.peer, record.tag, size, seq, record.flags
+    # Whether a wait is seen may depend on when the operation ends, but for a step mark, in which this bit says something else.
+    flags = record.flags & ~ev.WAIT_SEEN if record.op else record.flags
+    return record.op, record.dtype, group_id, record.peer, record.tag, size, seq, flags
 
 
 def ordered(rank: RankRecords) -> list[ev.Record]:

@@ -112,6 +112,7 @@ STRAGGLERS = [
     Scenario("ddp4", "slower_and_slower", (2,), LATE),
     Scenario("ddp4", "late_in_four_by_far", (2,), LATE, options=("--work", "0.13")),
     *(Scenario(shape, "late", (2,), LATE, options=("--lasts", "14"), lasts_s=14) for shape in ("ddp4", "fsdp")),
+    *(Scenario(shape, "late", (2,), LATE, options=("--work", "0.13")) for shape in ("delayed", "outer", "prefetched")),
 ]
 HANGS = [
     *(Scenario(shape, "stop", (1,), _HANGS, within_s=12) for shape in ("plain", "ddp4", "grid")),
@@ -152,6 +153,13 @@ HEALTHY = [
     *(Scenario(shape, "nothing", (0,)) for shape in ("accumulated", "experts", "shards", "mesh")),
     *(Scenario(shape, "uneven", (0, 1, 2, 3)) for shape in ("experts", "mesh")),
     *(Scenario(shape, "restart", (0, 1, 2, 3)) for shape in ("ddp4", "mesh")),
+    # What is awaited a step later makes others wait only if it is not there by then.
+    *(Scenario(shape, "late_once", (2,), options=("--work", "0.13")) for shape in ("delayed", "outer")),
+    Scenario("delayed", "in_turn", (0, 1, 2, 3), options=("--work", "0.13")),
+    *(
+        Scenario(shape, "late_once", (1,), size=2, options=("--work", "0.13", "--busy"))
+        for shape in ("delayed", "prefetched")
+    ),
 ]
 SCENARIOS = [*STRAGGLERS, *HANGS, *HEALTHY]
 

@@ -354,7 +354,7 @@ def _late(counts: Counts, *, messages: bool) -> dict[int, float]:
 def _waits_by_step(counts: Counts, *, messages: bool) -> tuple[dict[int, list[float]], list[float]]:
     """Return by rank what it waited in each usual step that all ranks have, in s; and how long these steps took.
 
-    In a step a rank waits for as much of its communication as it does not need on average.
+    In a step a rank waits for as much of its communication as it does not need on average, and for no longer than compute waits, where that is known.
 
     Args:
         messages: as for ``_waits``.
@@ -369,8 +369,12 @@ def _waits_by_step(counts: Counts, *, messages: bool) -> tuple[dict[int, list[fl
     waited_s = {}
     for rank, steps in of_ranks.items() if common else ():
         needed_s = mean(map(comm_s, steps.values())) - waits[rank] * mean(step.duration_s for step in steps.values())
-        waited_s[rank] = [comm_s(steps[seq]) - needed_s for seq in common]
+        waited_s[rank] = [_at_most(comm_s(steps[seq]) - needed_s, steps[seq].exposed_s) for seq in common]
     return waited_s, [mean(steps[seq].duration_s for steps in of_ranks.values()) for seq in common]
+
+
+def _at_most(waited_s: float, exposed_s: float | None) -> float:
+    return waited_s if exposed_s is None else min(waited_s, exposed_s)
 
 
 def beyond_of_groups(counts: Counts) -> dict[str, Beyond]:

@@ -23,9 +23,9 @@ from commwatch_agent.ingest.collective_join import (
 )
 from commwatch_agent.ingest.columns import Columns, Flags, Ints, by_index, combined, counts, distinct, first_of, sums
 from commwatch_agent.ingest.joining import Parts, complete
-from commwatch_agent.ingest.lateness import Collectives, add_late, of_waits, own_lateness, split
+from commwatch_agent.ingest.lateness import Collectives, add_late, lost, of_waits, own_lateness, split
 from commwatch_agent.ingest.own_time import NO_RUN
-from commwatch_agent.ingest.part_table import PartTable
+from commwatch_agent.ingest.part_table import PartTable, blocked_ns
 from commwatch_agent.ingest.rank_totals import CellTotals, RankTotals
 from commwatch_agent.ingest.rows import Rows
 from commwatch_agent.ingest.stragglers import BIN_NS
@@ -104,7 +104,7 @@ class BatchJoins:
         ranks = np.array([totals.rank for totals in self._ranks], np.int64)
         return Parts(
             self._of_row[of], columns.ring, ranks[columns.ring], of, columns.op, columns.size, self._dtypes(columns), columns.seq,
-            columns.launch, columns.end, columns.end - columns.start, own, run,
+            columns.launch, columns.end, columns.end - columns.start, own, run, blocked_ns(columns),
         )  # fmt: skip
 
     def _dtypes(self, columns: Columns) -> Ints:
@@ -185,9 +185,9 @@ class BatchJoins:
         for row, total in zip(rows.tolist(), sums(which, len(rows), lateness).tolist(), strict=True):
             cell = self._rows.cells[row]
             cell.owner.add_lateness(cell.key.group, total)
-        made = Collectives(
-            parts.join[table[:, 0]], parts.end[last], parts.rank[table], wait, parts.own[table], parts.run[table]
-        )
+        lost_ns = lost(parts.duration[table], parts.blocked[table])
+        of_ranks = parts.rank[table], wait, parts.own[table], parts.run[table]
+        made = Collectives(parts.join[table[:, 0]], parts.end[last], *of_ranks, lost_ns)
         if rest:
             places = np.append(at[table[:, -1]], [place for place, _, _ in rest])
             order = np.argsort(places, kind="stable")

@@ -45,6 +45,8 @@ class Part(NamedTuple):
     run: int | None = None
     #: Global rank of the root; ``None``: its collective has none.
     root: int | None = None
+    #: How long a thread of the rank was blocked in it, up to its end; ``NOT_KNOWN_NS``: perhaps for all of its duration.
+    blocked_ns: int = NOT_KNOWN_NS
 
 
 class KeptParts(Sized, Iterable[tuple[int, Part]], Protocol):
@@ -63,10 +65,14 @@ class Waits(NamedTuple):
     #: The last rank to start, and how long the others (their median) waited for it.
     late: Part
     lateness_ns: int
+    #: How long the rank was blocked that was blocked longest, before the last rank began.
+    lost_ns: int
 
 
 class OwnLateness:
     """State of the own lateness of a group's ranks (``lateness``): how late they come to its collectives through their own fault.
+
+    It is a time for which another rank was blocked: one that computes beside an asynchronous operation has lost nothing by who begins it later.
 
     It is at most what a rank's own time (``Part.own_ns``) exceeds the lower median of all ranks. A rank that left its previous
     operation late is not at fault; on a slow link ranks leave a collective one after the other. If no rank's own time is known,
@@ -99,7 +105,9 @@ def split(parts: list[Part]) -> Waits:
     late = min(parts, key=lambda part: part.duration_ns)
     waits = [(part, part.duration_ns - late.duration_ns) for part in parts]
     others = [wait for part, wait in waits if part is not late]
-    return Waits(late.duration_ns, waits, late, int(median(others)) if others else 0)
+    blocked_ns = max(min(part.blocked_ns, part.duration_ns) for part in parts)
+    lost_ns = max(0, blocked_ns - late.duration_ns)
+    return Waits(late.duration_ns, waits, late, int(median(others)) if others else 0, lost_ns)
 
 
 def waits_at_root(parts: Mapping[int, Part], root: int, to_root: bool) -> dict[int, int]:

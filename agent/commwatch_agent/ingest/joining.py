@@ -30,6 +30,8 @@ class Parts:
     duration: Ints
     own: Ints
     run: Ints
+    #: As ``Part.blocked_ns``.
+    blocked: Ints
 
     def __len__(self) -> int:
         return len(self.join)

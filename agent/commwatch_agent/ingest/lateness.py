@@ -34,6 +34,8 @@ class Collectives(NamedTuple):
     wait: Ints
     own: Ints
     run: Ints
+    #: [collectives]: how long the rank was blocked that was blocked longest, before the last one began.
+    lost: Ints
 
 
 def split(duration: Ints) -> tuple[Ints, Ints, Ints]:
@@ -52,6 +54,16 @@ def split(duration: Ints) -> tuple[Ints, Ints, Ints]:
     return wait, late, middle.astype(np.int64)
 
 
+def lost(duration: Ints, blocked: Ints) -> Ints:
+    """Return how long the rank was blocked that was blocked longest, before the last one began.
+
+    Args:
+        duration, blocked: tables in ns; the latter as ``Part.blocked_ns``.
+    """
+    lost_ns: Ints = np.maximum(0, np.minimum(blocked, duration).max(axis=1) - duration.min(axis=1))
+    return lost_ns
+
+
 def table(rows: Sequence[Sequence[int]]) -> Ints:
     """Return rows of equal length as a table."""
     return np.array(rows, np.int64)
@@ -64,9 +76,8 @@ def of_waits(found: Sequence[Waits], joins: Sequence[int]) -> Collectives:
         for waits in found
     ]
     rank, wait, own, run = np.moveaxis(np.array(rows, np.int64), 2, 0)
-    return Collectives(
-        np.array(joins, np.int64), np.array([waits.late.end_ns for waits in found], np.int64), rank, wait, own, run
-    )
+    end, lost = np.array([(waits.late.end_ns, waits.lost_ns) for waits in found], np.int64).T
+    return Collectives(np.array(joins, np.int64), end, rank, wait, own, run, lost)
 
 
 def own_lateness(tables: Sequence[Collectives], joins: Sequence[GroupJoin]) -> Ints:
@@ -93,7 +104,7 @@ def flat(tables: Sequence[Collectives], name: str) -> Ints:
 def _limits(collectives: Collectives) -> tuple[Ints, Ints, Flags]:
     """Return the lateness of each rank, how much of it can be its own, and whether any rank's own time is known."""
     own, ranks = collectives.own, collectives.own.shape[1]
-    lateness = collectives.wait.max(axis=1)[:, None] - collectives.wait
+    lateness = np.maximum(0, collectives.lost[:, None] - collectives.wait)
     number = (own != NOT_KNOWN_NS).sum(axis=1)
     usual = np.sort(own, axis=1)[np.arange(len(own)), np.maximum(0, (number - 1) // 2)]
     most = np.where(own == NOT_KNOWN_NS, 0, own - usual[:, None])

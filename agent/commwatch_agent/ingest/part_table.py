@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from commwatch_agent.ingest.collective_join import Part
+from commwatch.wire import events as ev
+from commwatch_agent.ingest.collective_join import NOT_KNOWN_NS, Part
 from commwatch_agent.ingest.columns import Columns, Ints
 from commwatch_agent.ingest.own_time import NO_RUN
 from commwatch_agent.ingest.rank_totals import CellTotals
@@ -16,12 +17,17 @@ _FIELDS = ("seq", "op", "launch", "end", "start", "size", "dtype", "peer")
 _ROW, _SEQ = 0, 1
 
 
+def blocked_ns(columns: Columns) -> Ints:
+    """Return how long a thread was blocked in each collective, as ``Part.blocked_ns``."""
+    return np.where(columns.flags & ev.WAIT_SEEN, columns.waited * 1000, NOT_KNOWN_NS)
+
+
 class PartTable:
     """Some parts, in the order in which they were read.
 
     Args:
         cells: the live cells by row.
-        fields: [fields, parts]: row, fields of the record, own time and run (``own_time``).
+        fields: [fields, parts]: row, fields of the record, blocked time (``Part``), own time and run (``own_time``).
     """
 
     def __init__(self, cells: Mapping[int, CellTotals], fields: Ints) -> None:
@@ -30,7 +36,7 @@ class PartTable:
     @staticmethod
     def of(cells: Sequence[CellTotals], columns: Columns, row: Ints, own: Ints, run: Ints) -> PartTable:
         """Return records as a table, with the ``row`` of each in ``cells``."""
-        fields = np.stack((row, *(getattr(columns, name) for name in _FIELDS), own, run))
+        fields = np.stack((row, *(getattr(columns, name) for name in _FIELDS), blocked_ns(columns), own, run))
         return PartTable(dict(enumerate(cells)), fields)
 
     def some(self, since: int, until: int) -> PartTable:
@@ -54,10 +60,10 @@ class PartTable:
 
     def __iter__(self) -> Iterator[tuple[int, Part]]:
         """Yield number and part of each collective; a root that is not known is negative."""
-        for row, seq, op, launch, end, start, size, dtype, peer, own_ns, run in zip(
+        for row, seq, op, launch, end, start, size, dtype, peer, blocked, own_ns, run in zip(
             *self._fields.tolist(), strict=True
         ):
             cell = self._cells[row]
             owner, of_run = cell.owner, None if run == NO_RUN else run
             data, root = (size, owner.dtypes.get(dtype)), None if cell.symmetric else peer
-            yield seq, Part(owner.rank, op, launch, end, end - start, cell, *data, own_ns, of_run, root)
+            yield seq, Part(owner.rank, op, launch, end, end - start, cell, *data, own_ns, of_run, root, blocked)

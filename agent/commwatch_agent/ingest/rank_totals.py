@@ -14,7 +14,7 @@ from commwatch.wire import events as ev
 from commwatch.wire.modes import FULL
 from commwatch.wire.ring import number_of
 from commwatch_agent.ingest.collective_join import GroupJoin, Part
-from commwatch_agent.ingest.own_time_state import OwnTime
+from commwatch_agent.ingest.own_time_state import Blocked, OwnTime
 from commwatch_agent.ingest.step_accounting import StepAccounting
 from commwatch_agent.ingest.tables.side_tables import SideTables
 from commwatch_agent.ingest.tables.sketches import Sketches, coarse
@@ -141,7 +141,7 @@ class RankTotals(SideTables):
         self.tail = b""
         #: Lost records at the latest tick, and when they last grew: communication before that time is incomplete.
         self._lost_before = self._known_from_ns = 0
-        self.own_time = OwnTime()
+        self.own_time, self.blocked = OwnTime(), Blocked()
         #: There were messages on a GPU, whose waits are not known.
         self.on_device = False
         self._p2p_busy: dict[tuple[int, int], Intervals] = {}

@@ -16,6 +16,7 @@ import numpy as np
 from commwatch.wire import events as ev
 from commwatch_agent.ingest.batch_joins import BatchJoins, add_waits
 from commwatch_agent.ingest.batch_steps import BatchSteps, Busy, Untimed
+from commwatch_agent.ingest.blocked_steps import between_marks, blocked
 from commwatch_agent.ingest.columns import (
     Columns,
     Flags,
@@ -31,6 +32,7 @@ from commwatch_agent.ingest.columns import (
 from commwatch_agent.ingest.cycles.cycle import CLASS_SHIFT, GROUP_SHIFT, PEER_SHIFT, Operations
 from commwatch_agent.ingest.cycles.ends import End
 from commwatch_agent.ingest.own_time import Events, own_times
+from commwatch_agent.ingest.own_time_state import Blocked
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.rows import Rows, SlotBoundary
 from commwatch_agent.model.cells import MOST_APART
@@ -134,9 +136,10 @@ class RecordBatch:
         """Return own time and run of each operation (``own_time``)."""
         each = self._operations
         beside = each.flags & _BESIDE != 0
-        blocked = self._timed & ((each.waited > 0) | ~(beside | self._message))
+        waits = self._message & (each.waited > 0)
+        blocked = self._timed & (waits | ~(beside | self._message))
         symmetric = self._rows.symmetric[self._of]
-        waited_ns = np.where(each.waited > 0, each.waited * 1000, each.end - each.start)
+        waited_ns = np.where(waits, each.waited * 1000, each.end - each.start)
 
         def spread(values: Flags) -> Flags:
             if len(each) == len(self._all):
@@ -145,11 +148,11 @@ class RecordBatch:
             full[self._at] = values
             return full
 
-        waits = np.zeros(len(self._all), np.int64)
-        waits[self._at] = waited_ns
+        all_waited_ns = np.zeros(len(self._all), np.int64)
+        all_waited_ns[self._at] = waited_ns
         events = Events(
             ring=self._all.ring, bounds=self._bounds, mark=self._mark, lost=spread(~self._timed & ~beside) | self._counted,
-            left=spread(blocked & symmetric), waited=spread(blocked & ~symmetric), waited_ns=waits, joined=spread(self._joined),
+            left=spread(blocked & symmetric), waited=spread(blocked & ~symmetric), waited_ns=all_waited_ns, joined=spread(self._joined),
             beside=spread(beside), on_device=spread(each.flags & ev.ON_DEVICE != 0), launch=self._all.launch, end=self._all.end,
         )  # fmt: skip
         own, run = own_times([totals.own_time for totals in self._ranks], events)
@@ -265,14 +268,29 @@ class RecordBatch:
 
     # -- steps --------------------------------------------------------------------------------
 
+    def _blocked_before_marks(self) -> Iterator[tuple[int, Blocked]]:
+        """Yield the place of each step mark, with how long threads were blocked since the one before."""
+        each = self._operations
+        seen = (each.flags & ev.WAIT_SEEN != 0) & self._timed & ~self._message
+        longest = blocked(each.waited, each.end - each.start, seen | self._message)
+        of_records = np.zeros((3, len(self._all) + 1), np.int64)
+        not_known = ~self._timed | (each.flags & ev.ON_DEVICE != 0)
+        of_records[:, self._at + 1] = np.where(self._timed, longest, 0), seen, not_known
+        of_records[2, np.flatnonzero(self._counted) + 1] = 1
+        of_records = of_records.cumsum(axis=1)
+        for totals, (since, until) in zip(self._ranks, self._bounds, strict=True):
+            places = (np.flatnonzero(self._mark[since:until]) + since).tolist()
+            found, totals.blocked = between_marks(of_records, [since, *places], until, totals.blocked)
+            yield from zip(places, found, strict=True)
+
     def _follow_steps(self) -> None:
         """Add the times in which the ranks communicated, and the step marks, in their order."""
         each, of, at = self._operations.of(self._at_timed), self._of[self._at_timed], self._at[self._at_timed]
         on_cpu = np.flatnonzero(self._rows.p2p[of] & (each.flags & ev.ON_DEVICE == 0))
         first_wait: list[int | None] = [None] * len(self._ranks)
         marks: list[list[ev.Record | End]] = [[] for _ in self._ranks]
-        for place in np.flatnonzero(self._mark).tolist():
-            marks[self._all.ring[place]].append(self._record(place))
+        for place, before in self._blocked_before_marks():
+            marks[self._all.ring[place]].append(before.bounded(self._record(place)))
         number = self._mark.astype(np.int64)
         for rank, end in self._iterations():
             marks[rank].append(end)

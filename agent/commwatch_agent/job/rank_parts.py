@@ -33,7 +33,7 @@ _LEAST_STEPS, _MOST_STEPS = LEAST_PERIODS + 2, 1024
 
 @dataclass(frozen=True)
 class RankParts:
-    """The latest symmetric operations of one rank in a group with ranks on other nodes: six columns, newest first, and its steps."""
+    """The latest symmetric operations of one rank in a group with ranks on other nodes: columns, newest first, and its steps."""
 
     job_id: str
     group_id: str
@@ -52,12 +52,17 @@ class RankParts:
     #: The rank marks steps (``roles``); seconds since the ends of the latest ones, newest first, or of iterations if it marks none.
     stepping: bool = False
     steps_s: list[float] = field(default_factory=list)
+    #: One more column: seconds that the rank was blocked in it (``collective_join.Part.blocked_ns``); ``None``: perhaps all of its duration.
+    #: Empty: of an agent that does not know it.
+    blocked_s: list[float | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        columns = (self.seq, self.op, self.duration_s, self.age_s, self.own_s, self.run)
+        blocked_s = self.blocked_s or self.seq
+        columns = (self.seq, self.op, self.duration_s, self.age_s, self.own_s, self.run, blocked_s)
         if len({len(column) for column in columns}) > 1:
             raise ValueError("columns of different lengths")
-        times_s = (*self.duration_s, *self.age_s, *self.steps_s, *(own for own in self.own_s if own is not None))
+        known_s = (each for each in (*self.own_s, *self.blocked_s) if each is not None)
+        times_s = (*self.duration_s, *self.age_s, *self.steps_s, *known_s)
         runs = all(run is None or 0 <= run < ev.MAX_PLAUSIBLE for run in self.run)
         if not (0 <= self.rank < 1 << 31 and runs and all(0 <= time_s < MOST_S for time_s in times_s)):
             raise ValueError("numbers out of range")
@@ -125,6 +130,7 @@ def _fill(columns: dict[int, RankParts], waiting: Iterable[tuple[int, list[Part]
                 column.duration_s.append(round(part.duration_ns / 1e9, 7))
                 column.own_s.append(round(part.own_ns / 1e9, 7) if part.own_ns < NOT_KNOWN_NS else None)
                 column.run.append(part.run)
+                column.blocked_s.append(round(part.blocked_ns / 1e9, 7) if part.blocked_ns < NOT_KNOWN_NS else None)
                 column.age_s.append(_s(max(0, now_ns - part.end_ns)))
 
 
@@ -150,16 +156,16 @@ def put_together(columns: Iterable[RankParts]) -> Iterator[tuple[str, str, LateW
 
 def _join(ranks: list[RankParts]) -> LateWindow:
     """Join the complete collectives. All ends are the first rank's, because two agents measure ages at two moments."""
-    from commwatch_agent.ingest.lateness import Collectives, add_late, own_lateness, split, table
+    from commwatch_agent.ingest.lateness import Collectives, add_late, lost, own_lateness, split, table
     from commwatch_agent.ingest.own_time import NO_RUN
 
-    #: By number: op, duration, own time and run of each rank, and the end of the first one.
-    collectives: dict[int, list[tuple[str, int, int, int, int]]] = {}
+    #: By number: op, duration, own time, run and blocked time of each rank, and the end of the first one.
+    collectives: dict[int, list[tuple[str, int, int, int, int, int]]] = {}
     for column in ranks:
-        rows = zip(column.seq, column.op, column.duration_s, column.age_s, column.own_s, column.run, strict=True)
-        for seq, op, duration_s, age_s, own_s, run in rows:
-            own = NOT_KNOWN_NS if own_s is None else to_ns(own_s)
-            part = op, to_ns(duration_s), own, NO_RUN if run is None else run, -to_ns(age_s)
+        times_s = column.duration_s, column.own_s, column.blocked_s or [None] * len(column.seq), column.age_s
+        for seq, op, run, *of_part in zip(column.seq, column.op, column.run, *times_s, strict=True):
+            took, own, blocked_ns, age = (NOT_KNOWN_NS if time_s is None else to_ns(time_s) for time_s in of_part)
+            part = op, took, own, NO_RUN if run is None else run, blocked_ns, -age
             collectives.setdefault(seq, []).append(part)
     joined = [
         list(zip(*collective, strict=True))
@@ -170,11 +176,11 @@ def _join(ranks: list[RankParts]) -> LateWindow:
     ]
     join = GroupJoin(len(ranks))
     if joined:
-        _, duration, owns, runs, ends = (
+        _, duration, owns, runs, blocked, ends = (
             table(values) for values in zip(*([[0], *each[1:]] for each in joined), strict=True)
         )
         rank = table([[column.rank for column in ranks]] * len(joined))
-        made = Collectives(0 * ends[:, 0], ends[:, 0], rank, split(duration)[0], owns, runs)
+        made = Collectives(0 * ends[:, 0], ends[:, 0], rank, split(duration)[0], owns, runs, lost(duration, blocked))
         add_late([made], own_lateness([made], [join]), [join])
     return join.window
 

@@ -17,8 +17,8 @@ from weakref import ref
 import torch
 
 from commwatch.probe.governor import MOST_KEPT
-from commwatch.probe.torch_pending import Flight
 from commwatch.probe.torch_timing import EVENTS, OFF, Timing, step_aside
+from commwatch.probe.waits.torch_flight import Flight
 from commwatch.wire import events as ev
 from commwatch.wire.handlers import raised_by_handler
 

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work
 
-from commwatch.probe.torch_groups import Group
+from commwatch.probe.waits.torch_flight import Flight
+from commwatch.probe.waits.torch_handles import Handles
 from commwatch.wire import events as ev
 from commwatch.wire.handlers import raised_by_handler
 from commwatch.wire.ring import IN_FLIGHT_SLOTS, RingWriter
@@ -46,65 +47,6 @@ _MOST_UNCLAIMED = 256
 _LONGEST_UNCLAIMED_NS = 5_000_000_000
 #: Most seconds that the end of the process waits for callbacks; and after the last one, for torch to drop it.
 _MOST_EXIT_S, _DROP_S = 30.0, 0.01
-
-
-class Flight:
-    """One operation between its launch and its record."""
-
-    __slots__ = (
-        "after_skipped",
-        "blocked_since",
-        "cost_of",
-        "done",
-        "flags",
-        "future",
-        "group",
-        "head",
-        "launch",
-        "on_cpu",
-        "outputs",
-        "queue",
-        "slot",
-        "watch",
-        "watched",
-        "work",
-    )
-
-    def __init__(
-        self,
-        head: tuple[int, ...],
-        launch: int,
-        flags: int,
-        group: Group,
-        queue: tuple[str, int] | None,
-        slot: int,
-        on_cpu: bool,
-    ) -> None:
-        #: The first fields of the record to come, ``op`` to ``seq``.
-        self.head = head
-        self.launch = launch
-        self.flags = flags
-        self.group = group
-        #: Operations of one queue run one after another: ``None`` for collectives, (op, peer) for p2p.
-        self.queue = queue
-        #: In-flight slot of the ring.
-        self.slot = slot
-        self.on_cpu = on_cpu
-        self.done = False
-        #: Number of operations for which this one's cost counts; 0: it is not measured.
-        self.cost_of = 0
-        #: The operation before it in its queue was only counted.
-        self.after_skipped = False
-        #: Whether ``Exposure`` counts it.
-        self.watched = False
-        #: When a thread began to wait for it, in ns; 0 = none did.
-        self.blocked_since = 0
-        #: Work and future, held while pending, and addresses of the memory of the result.
-        self.work: Any = None
-        self.future: Any = None
-        self.outputs: tuple[int, ...] = ()
-        #: On a device, until the call returns: its ``Watch``.
-        self.watch: Any = None
 
 
 class FlightTable:
@@ -178,6 +120,8 @@ class Pending:
         #: Futures with a callback that has not been called, by the id of their flight; and whether there was ever one.
         self._called_later: dict[int, Any] = {}
         self._ever_called = self._leaving = False
+        #: Asynchronous collectives that a callback ends.
+        self.handles = Handles()
         self._original: Any = None
         self._replacement: Any = None
         self._library: torch.library.Library | None = None
@@ -286,20 +230,25 @@ class Pending:
     # -- waits --------------------------------------------------------------------------------
 
     def watch_waits(self) -> None:
-        """Wrap waits to see those for pending Works; all others cost one look-up."""
+        """Wrap waits to see those for pending Works; all others cost two look-ups."""
         original = self._original = Work.wait
-        by_work = self._by_work
+        by_work, handles = self._by_work, self.handles
 
         def wait(self_: Any, *args: Any, **kwargs: Any) -> Any:
             flight = by_work.get(id(self_))
             if flight is None or flight.work is not self_ or not flight.on_cpu:
-                return original(self_, *args, **kwargs)
+                return (
+                    handles.wait(original, self_, *args, **kwargs)
+                    if handles.has(self_)
+                    else original(self_, *args, **kwargs)
+                )
             return self._waited(flight, id(self_), original, self_, *args, **kwargs)
 
         wait.__doc__ = original.__doc__
         wait._torchdynamo_disable = True  # type: ignore[attr-defined]
         self._replacement = wait
         Work.wait = wait  # type: ignore[method-assign, assignment]
+        self.handles.watch()
         self._hook_wait_tensor()
 
     def _waited(self, flight: Flight, key: int, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -307,7 +256,7 @@ class Pending:
             return self._blocked(flight, flight.future, key, original, *args, **kwargs)
         try:
             self._wait_begins(flight)
-            result = original(*args, **kwargs)
+            result = self.handles.wait(original, *args, **kwargs)
             self._end(key, flight, ev.BY_WAIT)
         except BaseException as error:
             if raised_by_handler(error):
@@ -357,6 +306,7 @@ class Pending:
 
     def unwatch_waits(self) -> None:
         """Undo ``watch_waits``."""
+        self.handles.unwatch()
         # Another library may have wrapped ours since: then ours stays, and finds nothing pending.
         if self._original is not None and vars(Work)["wait"] is self._replacement:
             Work.wait = self._original  # type: ignore[method-assign]

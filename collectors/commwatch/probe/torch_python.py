@@ -32,9 +32,10 @@ from commwatch.probe.governor import LOOK_NS, Counts, is_recorded
 from commwatch.probe.torch_device import POLL_S, Devices
 from commwatch.probe.torch_groups import Group, numbers_from
 from commwatch.probe.torch_ops import Arguments, C10dOp, c10d_ops, has_no_data, splits_of
-from commwatch.probe.torch_pending import HEARTBEAT_S, Flight, FlightTable, Pending
+from commwatch.probe.torch_pending import HEARTBEAT_S, FlightTable, Pending
 from commwatch.probe.torch_probe import Probe
 from commwatch.probe.torch_replay import COUNTED_FLAGS, Captured, Operation, is_captured
+from commwatch.probe.waits.torch_flight import Flight
 from commwatch.probe.watcher import Watcher
 from commwatch.wire import events as ev
 from commwatch.wire import ring
@@ -306,6 +307,8 @@ class PythonProbe(Probe):
         flight.watched = True
         self.exposure.begin(flight, _now())
         if flight.flags & ev.ASYNC or not is_blocking_known:
+            if flight.flags & ev.ASYNC:
+                self.pending.handles.add(flight, work)
             self.pending.call_back(flight, future)
         else:
             self.pending.add_blocking(flight, work, future)
@@ -349,6 +352,7 @@ class PythonProbe(Probe):
             flight.done = True
             cost_of = flight.cost_of  # `_follow` may set it meanwhile, in another thread
             entered = cpu_now() if cost_of else 0
+            waited_ns = self.pending.handles.ended(flight, end)
             flight.work = flight.future = None
             self._flights[flight.slot] = None
             writer.end(flight.slot)
@@ -357,7 +361,11 @@ class PythonProbe(Probe):
                 self.exposure.end(flight, end)
             elif queue is None and not flag & ev.UNTIMED:
                 self.exposure.in_call(flight.launch, end)
-            waited = min((end - blocked) // 1000, ring.STAMP_MASK) if blocked and queue is not None else 0
+            if waited_ns is not None and not flag & ev.UNTIMED:
+                flag |= ev.WAIT_SEEN
+            else:
+                waited_ns = end - blocked if blocked and queue is not None else 0
+            waited = min(waited_ns // 1000, ring.STAMP_MASK)
             last_end = flight.group.last_end
             previous = last_end.get(queue, 0)
             start = max(flight.launch, began, 0 if measured else min(previous, end))

@@ -60,6 +60,7 @@ NO_SIZE = 4  # S is not known (sparse tensors, an op without a size)
 UNTIMED = 8  # begin or end was not seen: counted, has no duration; step mark: some operations were only counted
 UNALIGNED = 16  # the probe came after the group was used: counted, never joined
 EXPOSED = 32  # step mark: the exposed time is known
+WAIT_SEEN = 32  # asynchronous collective on the CPU: ``waited_us`` is known
 BLOCKED = 64  # in flight: a thread has been blocked in wait() since ``start_ns``; on a GPU: the GPU reached it at ``start_ns``
 ON_DEVICE = 128  # ran on a GPU: no CPU thread is blocked in it
 
@@ -149,7 +150,8 @@ class Record(NamedTuple):
     launch_ns: int
     #: Number of this collective in its group on this rank; for p2p, within (src, dst, tag).
     seq: int
-    #: Send, recv: how long a thread was blocked waiting for it, up to ``end_ns``, in µs.
+    #: Send, recv: how long a thread was blocked waiting for it, up to ``end_ns``, in µs; with ``WAIT_SEEN``: how long it was in waits for any
+    #: operation since ``launch_ns``.
     waited_us: int
     #: The later of launch and the end of the operation before it in its queue (docs/numbers.md).
     start_ns: int

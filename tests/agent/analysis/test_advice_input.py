@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from commwatch.wire import events as ev
 from commwatch_agent.analysis.advice_input import Counts, Sums, beyond_of_groups, most_on_a_host
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.verdicts import merged_groups
@@ -142,3 +143,23 @@ def test_late_ranks_of_a_job_that_is_watched(tmp_path: Path) -> None:
         (named, *_) = [each.title for each in found if each.rule == "straggler"] or [""]
         assert named.startswith(title)
         assert bool(named) == bool(title)
+
+
+@pytest.mark.parametrize(("exposed_ms", "is_late"), [(None, True), (55, True), (2, False)])
+def test_hidden_behind_compute(tmp_path: Path, exposed_ms: int | None, *, is_late: bool) -> None:
+    """Of recorded steps, a rank that begins its operations later is not late if the other one computed meanwhile."""
+    watch = Watch(tmp_path)
+    for rank in (0, 1):
+        exposed_ns = None if exposed_ms is None else (exposed_ms if rank == 0 else 2) * MS
+        records = [mark(0, MS)]
+        for n in range(60):
+            end = (n + 1) * 100 * MS
+            records += [
+                operation(start_ns=end - (10 if rank else 60) * MS, end_ns=end, seq=n, flags=ev.ASYNC),
+                mark(n + 1, end + MS, exposed_ns=exposed_ns),
+            ]
+        write_ring(watch.rings, records, [group_entry(0, (0, 1), "data")], rank=rank, world_size=2)
+    watch.tick(7000 * MS)
+    (job,) = watch.agent.jobs()
+    found = lately(watch.agent, job, (), None, network=Network(), late=lambda _: None, recorded=lambda: None)
+    assert any(each.rule == "straggler" for each in found) == is_late

@@ -47,6 +47,8 @@ class Part(NamedTuple):
     own_ns: int
     run: int | None
     root: int | None
+    #: How long the rank was blocked in it.
+    blocked_ns: int
 
     @property
     def data(self) -> tuple[str, int | None, str | None]:
@@ -101,12 +103,13 @@ class ReferenceJoin:
             part.owner.waited(part, wait)
         lateness = last.owner.lateness_ns
         lateness[last.key.group] = lateness.get(last.key.group, 0) + int(median(others))
-        self._own_lateness(parts, waits, last.end_ns)
+        self._own_lateness(parts, last.end_ns)
 
-    def _own_lateness(self, parts: list[Part], waits: list[int], end_ns: int) -> None:
+    def _own_lateness(self, parts: list[Part], end_ns: int) -> None:
+        blocked_ns = max(part.blocked_ns for part in parts)
         known = [part.own_ns for part in parts if part.own_ns != UNKNOWN_NS]
-        for part, wait in zip(parts, waits, strict=True):
-            lateness, rank = max(waits) - wait, part.owner.rank
+        for part in parts:
+            lateness, rank = max(0, blocked_ns - part.duration_ns), part.owner.rank
             run, before, counted = self.runs.get(rank, (None, 0, 0))
             if part.run is None or part.run != run:
                 before = counted = 0
@@ -186,6 +189,7 @@ class ReferenceRank:
         self.last_seq: dict[int, int] = {}
         self.launched_ns: dict[int, int] = {}
         self.unseen: dict[int, int] = {}
+        self.blocked_ns, self.waits_seen, self.waits_not_known = 0, False, False
         self.lateness_ns: dict[int, int] = {}
         self.compared: dict[int, tuple[int, int]] = {}
         self.messages: dict[tuple[int, int, int], Messages] = {}
@@ -236,16 +240,31 @@ class ReferenceRank:
         ):
             self.nonsense += 1
         elif record.op == ev.STEP_MARK:
-            self.steps.mark(record)
+            known = self.waits_seen and not self.waits_not_known and record.flags & ev.EXPOSED and not record.timing
+            exposed = min(record.size_bytes, self.blocked_ns) if known else record.size_bytes
+            self.steps.mark(record._replace(size_bytes=exposed))
+            self.blocked_ns, self.waits_seen, self.waits_not_known = 0, False, False
             self.marked = True
             self.marks_ns = self.marks_ns[1], record.end_ns
         else:
             self._roll(record.end_ns + self.offset_ns)
             self.first_n = number if self.first_n < 0 else self.first_n
+            self._blocked(record)
             if record.timing == ev.COUNTED:
                 self._only_counted(record)
             else:
                 self._operation(record)
+
+    def _blocked(self, record: ev.Record) -> None:
+        """Sum up how long threads were blocked in operations, up to the next mark."""
+        seen, message = bool(record.flags & ev.WAIT_SEEN), self.names.op_name(record.op) in ev.P2P
+        timed = not record.flags & (ev.FAILED | ev.UNTIMED) and record.timing != ev.COUNTED
+        self.waits_not_known |= not timed or bool(record.flags & ev.ON_DEVICE)
+        if timed:
+            duration = record.end_ns - record.start_ns
+            longest = min(duration, record.waited_us * 1000) if seen or message else duration
+            self.blocked_ns += min(longest, 1 << 47)
+            self.waits_seen |= seen and not message
 
     def _only_counted(self, record: ev.Record) -> None:
         self.came_out_ns = self.ended_ns = 0
@@ -279,8 +298,8 @@ class ReferenceRank:
             ran.add(record.size_bytes, record.size_bytes * factor, record.end_ns - record.start_ns, queued_ns)
         came_out = self.came_out_ns
         stood_in = not flags & (ev.ASYNC | ev.ON_DEVICE)
-        if record.waited_us or (stood_in and not message):
-            longer = record.waited_us * 1000 or record.end_ns - record.start_ns
+        if record.waited_us if message else stood_in:
+            longer = record.waited_us * 1000 if message else record.end_ns - record.start_ns
             self.came_out_ns = record.end_ns if name in ev.SYMMETRIC else came_out and came_out + longer
         if message:
             self._message(cell, key, record)
@@ -343,7 +362,10 @@ class ReferenceRank:
         own = self._own(record, came_out_ns)
         dtype = self.names.dtypes.get(record.dtype)
         root = None if name in ev.SYMMETRIC else record.peer
-        part = Part(self, key, key.op, record.size_bytes, dtype, record.launch_ns, record.end_ns, duration, *own, root)
+        blocked = min(duration, record.waited_us * 1000) if flags & ev.WAIT_SEEN else duration
+        part = Part(
+            self, key, key.op, record.size_bytes, dtype, record.launch_ns, record.end_ns, duration, *own, root, blocked
+        )
         join = self.joins.setdefault(info.group_id, ReferenceJoin(info.size))
         if name in ev.SYMMETRIC:
             count, total = self.compared.get(key.group, (0, 0))

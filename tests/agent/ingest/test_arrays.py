@@ -121,6 +121,7 @@ def parts_of(*rows: tuple[int, int, int, int]) -> Parts:
         zeros + 10,
         zeros + NOT_KNOWN_NS,
         zeros,
+        zeros + NOT_KNOWN_NS,
     )
 
 

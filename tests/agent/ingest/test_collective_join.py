@@ -91,6 +91,24 @@ def test_own_lateness() -> None:
     assert own((900, NOT_KNOWN_NS), (100, NOT_KNOWN_NS)) == [0, 800]  # nothing is known but this
 
 
+def test_hidden_behind_compute() -> None:
+    """A rank is late by what another one was blocked for it: not by what that one computed beside an operation that it awaits later."""
+
+    def own(*ranks: tuple[int, int]) -> list[int]:
+        parts = [
+            part(rank, took, end=10_000)._replace(own_ns=1_000 - took, run=5, blocked_ns=blocked)
+            for rank, (took, blocked) in enumerate(ranks)
+        ]
+        return own_late(GroupJoin(len(parts)), [parts])[0]
+
+    assert own((900, 0), (900, 0), (100, 0)) == [0, 0, 0]  # it was over when they began to wait
+    assert own((900, 80), (900, 0), (100, 100)) == [0, 0, 0]  # they waited for the transfer
+    assert own((900, 400), (900, 0), (100, 100)) == [0, 0, 300]  # one was blocked before rank 2 began
+    assert own((900, 400), (900, 0), (200, 0), (100, 0)) == [0, 0, 200, 300]
+    assert own((900, NOT_KNOWN_NS), (900, 0), (100, 0)) == [0, 0, 800]
+    assert own((900, 5_000), (100, 0)) == [0, 800]  # before the operation began, its rank waited for none of this group
+
+
 def run_of(delays_ms: list[int], runs: list[int | None]) -> list[int]:
     """What counts as rank 1's own lateness in collectives to which it is so late, of such runs; each takes 1 ms more."""
     collectives = [

@@ -63,6 +63,22 @@ def test_one_rank_a_node() -> None:
     assert (who.rank, who.cost_ns) == (1, 48 * LATE_MS * MS)
 
 
+@pytest.mark.parametrize(("blocked_us", "culprits"), [(None, [1]), (0, []), (10_000, []), (60_000, [1])])
+def test_hidden_behind_compute(blocked_us: int | None, culprits: list[int]) -> None:
+    """A rank of another node is late by the time for which this one was blocked before it began, not by what this one computed meanwhile."""
+    agents = []
+    for rank in (0, 1):
+        took, flags = 10 * MS if rank else 60 * MS, ev.ASYNC | (0 if blocked_us is None else ev.WAIT_SEEN)
+        records = [mark(0, 1)]
+        for n in range(1, 51):
+            end = n * EVERY
+            one = operation(start_ns=end - took, end_ns=end, seq=n, flags=flags, waited_us=blocked_us or 0)
+            records += [one, mark(n, end + MS)]
+        agents.append(JobTable())
+        ingest_records(add(agents[-1], rank, 2), packed(*records))
+    assert [late.rank for late in named(parts_of(*agents))] == culprits
+
+
 def test_nobody_is_late() -> None:
     """If all ranks are slow, none is late; if the parts of a node are missing, there is no verdict."""
     assert named(parts_of(node((0, 1), None), node((2, 3), None))) == []

@@ -14,8 +14,9 @@ from torch.futures import Future
 
 from commwatch.probe.torch_groups import Group
 from commwatch.probe.torch_ops import c10d_ops
-from commwatch.probe.torch_pending import Flight, Pending
+from commwatch.probe.torch_pending import Pending
 from commwatch.probe.torch_python import PythonProbe
+from commwatch.probe.waits.torch_flight import Flight
 from commwatch.wire import events as ev
 from commwatch.wire.ring import CURSOR, PROBE_NS, RingWriter
 

@@ -28,6 +28,12 @@ def late(step: int) -> None:
     time.sleep(LATE_S)
 
 
+def late_once(step: int) -> None:
+    """From now on it does all a little later than the others, and takes no longer for it."""
+    if step == 0:
+        time.sleep(LATE_S)
+
+
 def late_now_and_then(step: int) -> None:
     if step % 2:
         time.sleep(2 * LATE_S)
@@ -297,6 +303,7 @@ FAULTS = {
     for fault in (
         *(
             late,
+            late_once,
             late_now_and_then,
             late_in_four,
             late_in_four_by_far,

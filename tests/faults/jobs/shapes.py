@@ -1,5 +1,6 @@
 """Shapes of jobs: each returns what one step does after its computation."""
 
+import itertools
 import time
 from collections.abc import Callable
 
@@ -187,6 +188,50 @@ def plain() -> Callable[[], None]:
     return step
 
 
+def delayed() -> Callable[[], None]:
+    """Gradients of a step that are reduced while the next one computes, and awaited after it."""
+    pending: list[dist.Work] = []
+
+    def step() -> None:
+        for work in pending:
+            work.wait()
+        pending[:] = [dist.all_reduce(torch.ones(50_000), async_op=True)]
+        commwatch.step()
+
+    return step
+
+
+def outer() -> Callable[[], None]:
+    """Ranks that train alone, as with DiLoCo: each fifth step they begin to average, and two steps later they take the result."""
+    steps, pending = itertools.count(), list[dist.Work]()
+
+    def step() -> None:
+        place = next(steps) % 5
+        if place == 0:
+            pending.append(dist.all_reduce(torch.ones(200_000), async_op=True))
+        elif place == 2:
+            pending.pop().wait()
+        commwatch.step()
+
+    return step
+
+
+def prefetched() -> Callable[[], None]:
+    """Parameters of the next step gathered, and the gradients of this one reduced, while the next one computes."""
+    whole, pending = 20_000 * dist.get_world_size(), list[dist.Work]()
+
+    def step() -> None:
+        for work in pending:
+            work.wait()
+        pending[:] = [
+            dist.all_reduce(torch.ones(50_000), async_op=True),
+            dist.all_gather_into_tensor(torch.empty(whole), torch.ones(20_000), async_op=True),
+        ]
+        commwatch.step()
+
+    return step
+
+
 SHAPES: dict[str, Callable[[], Callable[[], None]]] = {
     "plain": plain,
     "ddp1": lambda: ddp(1),
@@ -202,4 +247,7 @@ SHAPES: dict[str, Callable[[], Callable[[], None]]] = {
     "pipe": pipe,
     "loader": loader,
     "unmarked": unmarked,
+    "delayed": delayed,
+    "outer": outer,
+    "prefetched": prefetched,
 }

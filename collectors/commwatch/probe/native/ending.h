@@ -71,6 +71,7 @@ class WatchedWork : public ForwardingWork {
 
   bool wait(std::chrono::milliseconds timeout) override {
     flight_->wait_begins();
+    const Flight::Waiting waiting(*flight_);
     try {
       const bool result = work_->wait(timeout);
       flight_->finish(now_ns(), format::kByWait);
@@ -87,6 +88,33 @@ class WatchedWork : public ForwardingWork {
       flight_->finish(now_ns(), format::kByPoll, work_->exception() ? format::kFailed : 0);
     }
     return completed;
+  }
+
+ private:
+  const std::shared_ptr<Flight> flight_;
+};
+
+// A Work whose end its future shows. Sees how long threads are blocked, as long as they wait here.
+class AwaitedWork : public ForwardingWork {
+ public:
+  AwaitedWork(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<Flight> flight)
+      : ForwardingWork(std::move(work)), flight_(std::move(flight)) {}
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    const Flight::Waiting waiting(*flight_);
+    return work_->wait(timeout);
+  }
+  bool isCompleted() override {
+    flight_->wait_unseen();  // its caller may ask until it has ended
+    return work_->isCompleted();
+  }
+  void synchronize() override {
+    flight_->wait_unseen();
+    work_->synchronize();
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    flight_->wait_unseen();
+    return work_->getFuture();
   }
 
  private:
@@ -140,7 +168,8 @@ inline void follow_by_looking(Session& session, c10::intrusive_ptr<c10d::Work> w
   });
 }
 
-inline void follow_on_cpu(Session& session, IValue& result, c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<Flight> flight) {
+// Returns whether its future shows the end.
+inline bool follow_on_cpu(Session& session, IValue& result, c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<Flight> flight) {
   const c10d::Work& held = *work;
   std::atomic<Ending>& ending = endings()[TypeKey{&typeid(held)}];
   if (ending.load() <= Ending::kFuture) {
@@ -150,18 +179,30 @@ inline void follow_on_cpu(Session& session, IValue& result, c10::intrusive_ptr<c
     } catch (const std::exception&) {
     }
     ending.store(future ? Ending::kFuture : without_future(typeid(held).name()));
-    if (future) return follow_future(*future, std::move(flight));
+    if (future) {
+      follow_future(*future, std::move(flight));
+      return true;
+    }
   }
+  flight->wait_unseen();
   switch (ending.load()) {
     case Ending::kWait:
       if (!flight->p2p()) flight->watch(now_ns());
       result = IValue(c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<WatchedWork>(std::move(work), std::move(flight))));
-      return;
+      break;
     case Ending::kPoll:
-      return follow_by_looking(session, std::move(work), std::move(flight));
+      follow_by_looking(session, std::move(work), std::move(flight));
+      break;
     default:
       flight->finish(now_ns(), format::kByNone, format::kUntimed);
   }
+  return false;
+}
+
+// See who waits for an operation whose Work is on the stack.
+inline void see_waits(IValue& result, std::shared_ptr<Flight> flight) {
+  auto work = result.toCustomClass<c10d::Work>();
+  result = IValue(c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<AwaitedWork>(std::move(work), std::move(flight))));
 }
 
 }  // namespace commwatch

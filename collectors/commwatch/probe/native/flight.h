@@ -78,6 +78,8 @@ class Flight {
         ring_(*session.ring()),
         queue_(queue),
         p2p_(p2p),
+        wait_seen_(on_cpu && !p2p && (head.flags & format::kAsync) != 0),
+        blocked_before_ns_(sees_waits() ? session.blocked.until(head.launch_ns) : 0),
         after_skipped_(queue.skipped.load(std::memory_order_relaxed) && queue.skipped.exchange(false)),
         record_(head),
         slot_(on_cpu ? ring_.begin(head) : -1) {
@@ -140,6 +142,27 @@ class Flight {
     watch(now);
   }
 
+  // A thread waits for it.
+  class Waiting {
+   public:
+    explicit Waiting(Flight& flight)
+        : blocked_(flight.session_.blocked), counts_(!flight.done() && !flight.inherited() && blocked_.begin(now_ns())) {}
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    ~Waiting() {
+      if (counts_) blocked_.end(now_ns());
+    }
+
+   private:
+    Blocked& blocked_;
+    const bool counts_;
+  };
+
+  // Of an asynchronous collective on the CPU: a thread may wait for it where `Waiting` does not see it.
+  void wait_unseen() { wait_seen_.store(false, std::memory_order_relaxed); }
+  // Whether all waits for it are seen.
+  bool sees_waits() const { return wait_seen_.load(std::memory_order_relaxed); }
+
   // began_ns: when it began on its device, 0 if not observed. on_device: measured by the device's clock.
   void finish(uint64_t end_ns, uint8_t timing, uint8_t flag = 0, uint64_t began_ns = 0, bool on_device = false) {
     if (inherited() || done_.exchange(true)) return;
@@ -148,11 +171,14 @@ class Flight {
     const bool untimed = (flag & format::kUntimed) != 0;
     if (!unwatch(end_ns) && !p2p_ && !untimed) session_.exposure.in_call(record_.launch_ns, end_ns);
     const uint64_t blocked = blocked_since_.load();
-    if (blocked != 0 && p2p_) record_.waited_us = static_cast<uint32_t>(std::min<uint64_t>((end_ns - blocked) / 1000, UINT32_MAX));
+    const bool wait_seen = !untimed && sees_waits();
+    uint64_t blocked_ns = blocked != 0 && p2p_ ? end_ns - blocked : 0;
+    if (wait_seen) blocked_ns = std::max(session_.blocked.until(end_ns), blocked_before_ns_) - blocked_before_ns_;
+    record_.waited_us = static_cast<uint32_t>(std::min<uint64_t>(blocked_ns / 1000, UINT32_MAX));
     const uint64_t previous = untimed ? queue_.last_end_ns.load(std::memory_order_relaxed) : queue_.ended(end_ns);
     record_.start_ns = std::max({record_.launch_ns, on_device ? 0 : std::min(previous, end_ns), began_ns});
     record_.end_ns = end_ns;
-    record_.flags |= flag | (after_skipped_ && !on_device ? format::kUntimed : 0);
+    record_.flags |= flag | (wait_seen ? format::kWaitSeen : 0) | (after_skipped_ && !on_device ? format::kUntimed : 0);
     record_.timing = timing;
     ring_.write(record_);
   }
@@ -184,6 +210,8 @@ class Flight {
   Ring& ring_;
   Queue& queue_;
   const bool p2p_;
+  std::atomic<bool> wait_seen_;
+  const uint64_t blocked_before_ns_;
   const bool after_skipped_;
   Record record_;
   int slot_;

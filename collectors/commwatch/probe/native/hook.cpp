@@ -290,8 +290,10 @@ struct Kernel : c10::OperatorKernel {
       follow_on_device(session, std::move(*launched.noted), launched.group, *std::move(work), std::move(launched.flight));
     } else if (*work) {
       const std::shared_ptr<Flight> checked = launched.check ? launched.flight : nullptr;
-      follow_on_cpu(session, stack.back(), *std::move(work), std::move(launched.flight));
+      std::shared_ptr<Flight> awaited = flight.sees_waits() ? launched.flight : nullptr;
+      const bool has_future = follow_on_cpu(session, stack.back(), *std::move(work), std::move(launched.flight));
       if (checked) check_end(stack.back(), std::move(*launched.check), checked);
+      if (awaited && has_future && !awaited->done()) see_waits(stack.back(), std::move(awaited));
     } else {
       flight.finish(now_ns(), format::kByCall);
     }

@@ -103,6 +103,7 @@ _NUMBERS = {
     "kUntimed": events.UNTIMED,
     "kUnaligned": events.UNALIGNED,
     "kExposed": events.EXPOSED,
+    "kWaitSeen": events.WAIT_SEEN,
     "kBlocked": events.BLOCKED,
     "kOnDevice": events.ON_DEVICE,
     "kByNone": events.BY_NONE,

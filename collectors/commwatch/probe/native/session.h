@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "aside.h"
+#include "blocked.h"
 #include "checks.h"
 #include "exposure.h"
 #include "governor.h"
@@ -221,6 +222,7 @@ class Session {
   const Python python;
   std::atomic<bool> off{false};
   Exposure exposure;
+  Blocked blocked;
   StreamWaits waits;
   Graphs graphs;
   Retention retention;
