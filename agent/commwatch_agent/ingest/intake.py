@@ -413,7 +413,7 @@ class Intake:
                 self._learn(source, reader)  # the last names, such as its exception
                 source.final = source.final and not reader.more_names
                 # Another ring of its process may be removed before this one.
-                if self._ends is not None and source.died_ns is None:
+                if self._ends is not None and source.died_ns is None and not alive:
                     source.died_ns, source.status = self._ends.at(source.pid), self._ends.status(source.pid)
                 totals.ending = ending(source, counters[ring.CLOSED])
             totals.pid = (owner or None) if totals.alive else None

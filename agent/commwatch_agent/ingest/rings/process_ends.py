@@ -15,6 +15,8 @@ from commwatch_collectors.node.process import exit_status, is_killed
 
 #: Most processes that are watched, each with an open file; longest wait for the end of one, in s.
 _MOST, _WAIT_S = 256, 1.0
+#: A process has closed its files, and given up its locks, at most so many ms before it ends, unless a driver holds it up.
+_MOMENT_MS = 50
 
 
 class ProcessEnds:
@@ -46,9 +48,13 @@ class ProcessEnds:
                 self._epoll.register(opened, select.EPOLLIN)
 
     def at(self, pid: int) -> int | None:
-        """Return when a process ended, as monotonic ns; ``None``: not known."""
-        if pid in self._files:  # the thread that waits for ends may not have come to it
+        """Return when a process ended that is ending or has ended, as monotonic ns; ``None``: not known, or it does not end within a moment."""
+        opened = self._files.get(pid)
+        if opened is not None:  # it has closed its files, but may not have ended yet; or the thread that waits for ends has not come to it
             with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+                ends = select.poll()
+                ends.register(opened, select.POLLIN)
+                ends.poll(_MOMENT_MS)
                 self._note(self._epoll.poll(0))
         return self._ended.get(pid)
 
