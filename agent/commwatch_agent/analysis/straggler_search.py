@@ -63,6 +63,8 @@ _SOME_CUT, _SOME_LEAST = 2, 5
 _MEETS = 4
 #: Number of parts of a window; in how many of them the lead must be at least half of the least lead.
 _PARTS, _PARTS_WITH = 5, 4
+#: Part of the lateness in a few steps, if it is late only in these.
+_NEARLY_ALL = 0.8
 #: Most other ranks that a suspect is compared with: those with the most lateness.
 _MOST_COMPARED = 8
 #: There is no verdict this long after the latest period, or this many mean periods after it if that is longer.
@@ -188,17 +190,34 @@ def _found(late: LateBins, steps: Sequence[int], now_ns: int, rules: _Rules, met
     costs = _costs(window.late, culprits, window.span_ns)
     # One that leads in most periods may cost nothing beside a rare pause of another one, for which it waits itself.
     least = COSTS * window.span_ns / 2
-    parts = {at: _late_part(window, at, culprits) for at, cost in costs.items() if cost >= least}
-    return sorted(_late(late.ranks[at], at, part, now_ns) for at, part in parts.items())
+    parts = {at: _late_part(window, _lead(window, at, culprits)) for at, cost in costs.items() if cost >= least}
+    return sorted(
+        _late(late.ranks[at], at, part, _in_few_steps(part, _lead(part, at, culprits)), now_ns)
+        for at, part in parts.items()
+    )
 
 
-def _late_part(window: _Periods, at: int, culprits: Sequence[int]) -> _Periods:
+def _lead(window: _Periods, at: int, culprits: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Return by how much a straggler is later than the median of the ranks that are none, in each period."""
+    lead: npt.NDArray[np.float64] = window.late[at] - np.median(np.delete(window.late, culprits, axis=0), axis=0)
+    return lead
+
+
+def _in_few_steps(part: _Periods, lead: npt.NDArray[np.float64]) -> int | None:
+    """Return in how many steps a straggler is late if nearly all of its lateness is in at most a quarter of the periods; else ``None``.
+
+    A period may have several steps, of which one is late then.
+    """
+    is_late = lead > lead.max() / 2
+    number = int(is_late.sum())
+    return number if 4 * number <= len(lead) and lead[is_late].sum() >= _NEARLY_ALL * lead.sum() else None
+
+
+def _late_part(window: _Periods, lead: npt.NDArray[np.float64]) -> _Periods:
     """Return the part of a window in which a straggler was late: it begins and ends with lateness above half of the window's mean rate.
 
     A window reaches back to before it became late, and holds it for a while after it has recovered.
     """
-    others = np.delete(window.late, culprits, axis=0)
-    lead = window.late[at] - np.median(others, axis=0)
     above = np.cumsum(lead - lead.sum() / 2 / window.span_ns * (window.end - window.start))
     before = np.minimum.accumulate(np.append(0, above[:-1]))
     until = int(np.argmax(above - before))
@@ -206,9 +225,10 @@ def _late_part(window: _Periods, at: int, culprits: Sequence[int]) -> _Periods:
     return window.part(since, until + 1)
 
 
-def _late(rank: int, at: int, part: _Periods, now_ns: int) -> Late:
+def _late(rank: int, at: int, part: _Periods, late_steps: int | None, now_ns: int) -> Late:
     cost_ns = _costs(part.late, [at], part.span_ns)[at]
-    return Late(rank, cost_ns, part.span_ns, int(part.steps.sum()) or None, max(0, now_ns - int(part.end[-1])))
+    steps, ago_ns = int(part.steps.sum()) or None, max(0, now_ns - int(part.end[-1]))
+    return Late(rank, cost_ns, part.span_ns, steps, ago_ns, late_steps if steps else None)
 
 
 def _costs(late: Ints, culprits: Iterable[int], span_ns: int) -> dict[int, int]:

@@ -271,7 +271,7 @@ def _disagreement(group: GroupView, seq: int, calls: Mapping[int, Call], since_s
     if what is None:
         return None
     about = (group.job_id, group.group_id, group.group, seq, what.op)
-    says = f"{what.says} ({what.op} {seq} of group {group.group}, {seconds(since_s)} ago)"
+    says = f"{what.says} ({what.op} {seq} of group {group.group})"
     return Verdict("desync", what.cause, *about, what.odd, sorted(calls.keys() - set(what.odd)), since_s, says)
 
 
@@ -297,11 +297,11 @@ def straggler_verdict(
         f"{groups[at[0], each].group} ({percent(share)})" for each, share in late.also if (at[0], each) in groups
     ]
     window_s, cost_s, ago_s = late.window_ns / 1e9, late.cost_ns / 1e9, late.ago_ns / 1e9
-    by = (
-        f"late by {seconds(late.cost_ns / 1e9 / late.steps)} a step (mean of {counted(late.steps, 'step')})"
-        if late.steps
-        else "late"
-    )
+    by = "late"
+    if late.steps and late.late_steps:
+        by = f"late in {late.late_steps} of {counted(late.steps, 'step')}, by {seconds(cost_s / late.late_steps)} each"
+    elif late.steps:
+        by = f"late by {seconds(cost_s / late.steps)} a step (mean of {counted(late.steps, 'step')})"
     says = (
         f"straggler: rank {late.rank} is {by} in group {group.group}; "
         f"in {seconds(window_s)} the others waited {percent(cost_s / window_s)} of the time for it"
@@ -478,7 +478,7 @@ def _verdict(wait: Wait, kind: str, cause: str, culprits: list[int], says: str) 
     waiting = sorted(set(wait.inside) - set(culprits)) if cause != "stuck" else []
     verb = "raised in" if wait.raised else "in"
     whom = f"{named(waiting)} {verb}" if waiting else verb
-    since = f"{seconds(wait.since_s)} ago" if wait.raised else f"for {seconds(wait.since_s)}"
+    since = "" if wait.raised else f" for {seconds(wait.since_s)}"  # the incident has when it raised
     return Verdict(
         kind=kind,
         cause=cause,
@@ -490,7 +490,7 @@ def _verdict(wait: Wait, kind: str, cause: str, culprits: list[int], says: str) 
         ranks=sorted(culprits),
         waiting=waiting,
         since_s=wait.since_s,
-        says=f"{says} ({whom} {where} {since})",
+        says=f"{says} ({whom} {where}{since})",
     )
 
 

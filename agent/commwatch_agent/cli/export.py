@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     export.add_argument("job", nargs="?", help="job id, or the beginning of one (default: the latest)")
     export.add_argument(
-        "--format", choices=_FORMATS, default="parquet", help="format of the files (default: %(default)s)"
+        "--format",
+        choices=_FORMATS,
+        help="format of the files (default: parquet, or csv where pyarrow is not installed)",
     )
     export.add_argument(
         "--last",
@@ -44,8 +47,9 @@ def _export(config: Config, arguments: argparse.Namespace) -> int:
     from commwatch_agent.cli.stored import job_in, reading
     from commwatch_agent.report.table_export import export
 
+    form = arguments.format or ("csv" if find_spec("pyarrow") is None else "parquet")
     with reading(config) as agent:
-        written = export(agent, job_in(agent, arguments.job).job_id, arguments.out, arguments.format, arguments.last)
+        written = export(agent, job_in(agent, arguments.job).job_id, arguments.out, form, arguments.last)
     for path, rows in written.items():
         print(line(f"{path}: {counted(rows, 'row')}"))
     return 0

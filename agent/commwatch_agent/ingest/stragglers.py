@@ -36,6 +36,8 @@ class Late(NamedTuple):
     steps: int | None
     #: How long ago it ended: the rank may be on time again.
     ago_ns: int = 0
+    #: In how many of these steps it was late, if in few of them; ``None``: in most, or not known.
+    late_steps: int | None = None
     #: The further groups of its job in which it is late, by ``group_id``, with the share of the time that the others there waited for it.
     also: tuple[tuple[str, float], ...] = ()
 

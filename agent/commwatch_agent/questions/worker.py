@@ -165,7 +165,10 @@ class Worker:
             if self._process is not None:
                 self._process.kill()
             self._end()
-            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the agent is shutting down")
+            raise ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "the agent is shutting down, perhaps with its job: `commwatch report` shows that",
+            )
 
     def _end(self) -> None:
         process, connection, self._process, self._connection = self._process, self._connection, None, None

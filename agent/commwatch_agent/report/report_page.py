@@ -32,12 +32,11 @@ from commwatch_agent.report.what_happened import happened
 from commwatch_agent.text.units import counted, percent, rate, seconds, size
 from commwatch_agent.whatif.answers import Study
 from commwatch_agent.whatif.pages import (
-    FORECAST_HEADS,
     HEADS,
     answer_rows,
     assumed,
     basis,
-    forecast_rows,
+    forecast_table,
     remarks,
     unanswered,
 )
@@ -120,9 +119,9 @@ def _study(study: Study) -> list[str]:
     parts = ["<h2>What if</h2>", intro, html_frame.table(HEADS, list(answer_rows(study.answers)), "numbers changes")]
     parts += _list("Not answered:", unanswered(study))
     if study.forecast is not None:
-        scaling = list(forecast_rows(study.forecast))
+        heads, *scaling = forecast_table(study.forecast)
         assumes = html_frame.text(study.forecast.assumes[:1].upper() + study.forecast.assumes[1:])
-        parts += ["<h3>Scaling</h3>", f"<p>{assumes}.</p>", html_frame.table(FORECAST_HEADS, scaling, "numbers")]
+        parts += ["<h3>Scaling</h3>", f"<p>{assumes}.</p>", html_frame.table(heads, scaling, "numbers")]
         parts += [f"<p>{html_frame.text(each[:1].upper() + each[1:])}.</p>" for each in remarks(study.forecast)]
     return parts + _list("Assumed:", assumed(study))
 

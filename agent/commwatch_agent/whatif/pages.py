@@ -47,7 +47,8 @@ def text(study: Study, cells: int = CELLS) -> list[str]:
     shown += _listed("not answered", unanswered(study), cells)
     if study.forecast is not None:
         shown += ["", "scaling", *paragraph(study.forecast.assumes, cells, rest="    "), ""]
-        shown += [*columns(FORECAST_HEADS, list(forecast_rows(study.forecast)), 1, cells), ""]
+        heads, *rows = forecast_table(study.forecast)
+        shown += [*columns(heads, rows, 1, cells), ""]
         shown += chain.from_iterable(paragraph(each, cells) for each in remarks(study.forecast))
     return shown + _listed("assumed", assumed(study), cells)
 
@@ -79,15 +80,15 @@ def assumed(study: Study) -> list[str]:
     return [each for each in study.assumed if each != scaling]
 
 
-#: Heads of the table of a forecast.
-FORECAST_HEADS = ("ranks", "step", "communication", "efficiency", "measured step")
-
-
-def forecast_rows(found: Forecast) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of each point, in the order of ``FORECAST_HEADS``."""
+def forecast_table(found: Forecast) -> list[tuple[str, ...]]:
+    """Return the heads and the cells of each point; without a column on measured steps if there are none, as after a change."""
+    table: list[tuple[str, ...]] = [("ranks", "step", "communication", "efficiency", "measured step")]
     for point in found.points:
         known = "" if point.measured_s is None else seconds(point.measured_s)
-        yield str(point.ranks), seconds(point.step_s), percent(point.comm_share), percent(point.efficiency), known
+        table.append(
+            (str(point.ranks), seconds(point.step_s), percent(point.comm_share), percent(point.efficiency), known)
+        )
+    return table if any(row[-1] for row in table[1:]) else [row[:-1] for row in table]
 
 
 def remarks(found: Forecast) -> list[str]:

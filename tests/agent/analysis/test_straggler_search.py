@@ -316,6 +316,21 @@ def test_cost() -> None:
     assert unmarked.cost_ns / unmarked.window_ns == pytest.approx(60 / 92, rel=0.02)
 
 
+@pytest.mark.parametrize(("by_ms", "every"), [(400.0, 8), (300.0, 10)])
+def test_late_in_few_steps(by_ms: float, every: int) -> None:
+    """A rank that is late in one of some steps has the number of these, by which its lateness is that of such a step; one that is late in each has none."""
+    loop = Loop(2, 60.0, late(1, by_ms=by_ms, every=every), noise_ms=2)
+    loop.run(30)
+    (found,) = loop.named()
+    assert found.steps is not None
+    assert found.late_steps is not None
+    assert found.steps / found.late_steps == pytest.approx(every, rel=0.2)
+    assert found.cost_ns / found.late_steps == pytest.approx(by_ms * MS, rel=0.1)
+    loop = Loop(2, 30.0, late(1))
+    loop.run(30)
+    assert [each.late_steps for each in loop.named()] == [None]
+
+
 @pytest.mark.parametrize("before_s", [0.0, 6.0])
 @pytest.mark.parametrize("marked", [True, False])
 @pytest.mark.parametrize("size", [2, 4])

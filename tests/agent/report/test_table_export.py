@@ -181,13 +181,14 @@ def test_errors(watched: RunningAgent, tmp_path: Path) -> None:
     done = commwatch("export", "--dir", watched.directory, "--out", tmp_path / "file" / "x")
     assert done.returncode == 1
     assert done.stderr == f"commwatch: export: cannot write {tmp_path}/file/x/operations.parquet: Not a directory\n"
-    done = without_pyarrow(watched, tmp_path)
+    done = without_pyarrow(watched, tmp_path, "--format", "parquet")
     remedy = "write CSV (--format csv), or install commwatch with its extra: commwatch[export]"
     assert (done.returncode, done.stderr) == (1, f"commwatch: export: pyarrow is not installed: {remedy}\n")
     assert not (tmp_path / "x").exists()
-    done = without_pyarrow(watched, tmp_path, "--format", "csv")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"x/operations.csv: {OPERATIONS} rows\n" in done.stdout
+    for flags in ([], ["--format", "csv"]):
+        done = without_pyarrow(watched, tmp_path, *flags)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"x/operations.csv: {OPERATIONS} rows\n" in done.stdout
     assert set(FORMATS) == set(_FORMATS) == {"parquet", "arrow", "csv"}
 
 

@@ -49,7 +49,7 @@ def test_job_in_the_history(chromium: Chromium, again: RunningAgent) -> None:
     with chromium.visit(f"{again.url}/?job=later") as visit:
         page = visit.page
         expect(page.locator("#about")).to_have_text(
-            re.compile(r"^later, ended \(.*\), from 20.* to 20.*, 2 of 2 ranks here\.$")
+            re.compile(r"^later, failed \(.*\), from 20.* to 20.*, 2 of 2 ranks here\.$")
         )
         items = page.locator("#happened li")
         expect(items).to_have_count(2)
@@ -65,7 +65,7 @@ def test_job_in_the_history(chromium: Chromium, again: RunningAgent) -> None:
             visit.picture(f"live-past-{width}")
         choice = page.get_by_label("Job")
         expect(choice).to_have_value("later")
-        expect(choice.get_by_role("option")).to_have_text(["the latest", "later (ended)", f"{ODD} (ended)"])
+        expect(choice.get_by_role("option")).to_have_text(["the latest", "later (failed)", f"{ODD} (ended)"])
         choice.select_option(value=ODD)
         expect(page.locator("#about")).to_contain_text(f"{ODD}, ended, from 20")
         expect(page.locator("#happened-section")).to_contain_text("Nothing was found.")
@@ -78,7 +78,7 @@ def test_latest_of_the_history_until_one_runs(chromium: Chromium, again: Running
     """Without a job in memory the page shows the latest of the history, until one runs; a name that was never there is not known."""
     with chromium.visit(again.url) as visit:
         page = visit.page
-        expect(page.locator("#about")).to_contain_text("later, ended")
+        expect(page.locator("#about")).to_contain_text("later, failed")
         with HandMade(again.directory, "next", ago_s=10) as job:
             job.run(20)
             expect(page.locator("#about")).to_contain_text("next, running")

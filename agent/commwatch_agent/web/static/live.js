@@ -184,8 +184,8 @@ function choices({ jobs, job }) {
   const select = find("jobs");
   const ended = past.names().filter((name) => !jobs.some((each) => each.job_id === name));
   find("choice").hidden = wanted === null && jobs.length + ended.length < 2;
-  const options = [["", "the latest"], ...jobs.map((each) => [each.job_id, `${plain(each.job_id)}${each.running ? "" : " (ended)"}`])];
-  options.push(...ended.map((name) => [name, `${plain(name)} (ended)`]));
+  const options = [["", "the latest"], ...jobs.map((each) => [each.job_id, `${plain(each.job_id)}${each.running ? "" : past.how(each.job_id)}`])];
+  options.push(...ended.map((name) => [name, `${plain(name)}${past.how(name)}`]));
   if (wanted !== null && !options.some(([name]) => name === wanted)) options.push([wanted, `${plain(wanted)}${past.job() ? "" : " (not here)"}`]);
   const now = JSON.stringify(options);
   if (select.dataset.options === now) return;

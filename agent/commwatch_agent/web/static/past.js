@@ -28,6 +28,11 @@ export class PastJobs {
     }
   }
 
+  // How a job ended that does not run, as `commwatch jobs` has it.
+  how(name) {
+    return (this.jobs ?? []).find((job) => job.job_id === name)?.failed ? " (failed)" : " (ended)";
+  }
+
   names() {
     return (this.jobs ?? []).slice(0, MOST_NAMES).map((job) => job.job_id);
   }
@@ -44,7 +49,7 @@ export class PastJobs {
 // Shows a job of the history.
 export async function showPast(job) {
   const when = job.started_at ? `, from ${moment(job.started_at)} to ${moment(job.last_seen_at)}, ${job.ranks.length} of ${job.world_size} ranks here` : "";
-  say(find("about"), `${plain(job.job_id)}, ${job.state}${job.ending ? ` (${plain(job.ending)})` : ""}${when}.`);
+  say(find("about"), `${plain(job.job_id)}, ${job.failed ? "failed" : job.state}${job.ending ? ` (${plain(job.ending)})` : ""}${when}.`);
   find("past-report").href = url("report", { job: job.job_id, format: "html" });
   const found = await ask("incidents", { job: job.job_id, scope: "job" }).then(({ data }) => data, (error) => error);
   if (find("past").hidden) return; // the job, or another one, is in memory now
