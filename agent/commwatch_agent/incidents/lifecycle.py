@@ -326,7 +326,7 @@ def _ended_with_its_run(incident: Incident, around: Around) -> Incident:
     had_ended = incident.kind == "waiting" or (was_watched if unseen_s >= GAP_S else incident.kind in STANDSTILLS)
     is_sure = around.is_settled or (was_watched and unseen_s >= GAP_S)
     if is_sure and had_ended and unseen_s > LAST_LOOK_S:
-        return ended(incident, incident.last_at, RECOVERED)
+        return ended(incident, _was_there(incident), RECOVERED)
     if incident.until is not None and around.now - incident.until > _LAST_STEPS_S:
         return ended(incident, incident.until, RECOVERED)
     return ended(incident, around.now if unseen_s < GAP_S else incident.last_at, JOB_ENDED)

@@ -421,18 +421,19 @@ def recovered(scene: Scene) -> None:
         scene.see(late(T0 + 15, T0 + 21, "the rest"), after=1)
 
 
-@pytest.mark.parametrize("by_its_job", [False, True])
-def test_late_rank_that_has_recovered(by_its_job: bool) -> None:
+@pytest.mark.parametrize("its_job_ends_after_s", [None, 2, 20, 40])
+def test_late_rank_that_has_recovered(its_job_ends_after_s: int | None) -> None:
     """A late rank that is on time again was late, and cost, until then: not until it is no more named, nor until its job ends."""
     scene = Scene()
     recovered(scene)
     (known,) = scene.known
     assert (known.state, known.holds, known.says, known.began_at) == ("open", False, "all of it", T0 - 9)
     assert view_of(known).last_at == T0 + 21
-    if by_its_job:
-        scene.see(after=2, ended_runs={"key"})
-    else:
+    if its_job_ends_after_s is None:
         scene.last(for_s=61)
+    else:
+        scene.last(for_s=its_job_ends_after_s - 1)
+        scene.see(after=1, ended_runs={"key"})
     (known,) = scene.known
     assert (known.ended_at, known.outcome) == (T0 + 21, RECOVERED)
     assert known.cost_rank_s == pytest.approx(30)
