@@ -703,7 +703,7 @@ def test_straggler(steps: int | None) -> None:
 
 def test_straggler_in_few_steps() -> None:
     """Of a rank that is late in few steps, the verdict has how many these are and how late it is in them, not a mean of all steps; and when that was."""
-    verdict = straggler_verdict(Late(2, 4_500_000_000, 10_000_000_000, 100, 3_000_000_000, 10), WORLD)
+    verdict = late_in_world(Late(2, 4_500_000_000, 10_000_000_000, 100, 3_000_000_000, 10))
     assert "rank 2 is late in 10 of 100 steps, by 450 ms each in group world; in 10.0 s" in verdict.says
     assert (verdict.since_s, verdict.ago_s) == (13.0, 3.0)
 
