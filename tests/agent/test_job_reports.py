@@ -61,7 +61,7 @@ def one_rank(rings: Path, rank: int, job: str) -> RingWriter:
             records.append(operation("all_reduce", start_ns=start, end_ns=begin + 160 * MS, seq=step, size=8 << 20))
         records += [
             operation("all_gather", start_ns=begin + 300 * MS + late, end_ns=begin + 600 * MS, **small),
-            mark(step + 1, begin + (899 if step % 20 else 800) * MS, exposed_ns=(50 + rank) * MS),
+            mark(step + 1, begin + (899 if step % 20 else 800) * MS, exposed_ns=(250 + rank) * MS),
         ]
     names = [
         group_entry(0, tuple(range(6)), "fsdp", group_id="world"),
