@@ -137,6 +137,11 @@ def diagnosis(directory: Path) -> str:
     return done.stdout
 
 
+#: How a killed rank ended, and the title of its loss; on a busy machine, the kernel may have told too late.
+KILLED = r"signal 9 \(SIGKILL\)"
+LOSS = rf"Rank (died|ended by {KILLED}): rank 1 \(train\)"
+
+
 def test_diagnose_after_a_kill(tmp_path: Path) -> None:
     """A killed rank is named within seconds and then as the cause; after the end, with and without an agent, its job is shown by its name."""
     with agent(tmp_path, constants=SOON_HUNG) as running:
@@ -149,15 +154,15 @@ def test_diagnose_after_a_kill(tmp_path: Path) -> None:
             job.ranks[1].kill()
             states = ["running", "gone", "running"]
             wait_for(lambda: [each["state"] for each in running.get("/api/v1/ranks")] == states, "its death")
-            assert re.search(r"rank 1 \(train\) died [\d.]+ m?s ago|Rank died: rank 1 \(train\)", diagnosis(tmp_path))
-            lost = wait_for(lambda: "Rank died" in (found := diagnosis(tmp_path)) and found, "the loss")
-            assert lost.startswith("WARNING  Rank died: rank 1 (train)\n")
+            assert re.search(rf"rank 1 \(train\) died (of {KILLED} )?[\d.]+ m?s ago|{LOSS}", diagnosis(tmp_path))
+            lost = wait_for(lambda: re.search(LOSS, found := diagnosis(tmp_path)) and found, "the loss")
+            assert re.match(rf"WARNING  {LOSS}\n", lost)
             wait_for(lambda: "\n  Consequence: Hang: rank 1, since " in diagnosis(tmp_path), "the hang")
         finally:
             job.end()
         wait_for(running.job_has_ended, "the end")
         now = commwatch("diagnose", "--dir", tmp_path)
-        assert re.match(r"no running job\ntrain failed at .*: rank 1 died \(no clean end\), on ", now.stdout)
+        assert re.match(rf"no running job\ntrain failed at .*: rank 1 died (\(no clean end\)|of {KILLED}), on ", now.stdout)
         assert (now.returncode, f"`commwatch diagnose --dir {tmp_path} train` shows" in now.stdout) == (1, True)
         assert "\nnot yet certain: whether the launcher of train starts it again\n" in now.stdout
 
@@ -167,7 +172,7 @@ def test_diagnose_after_a_kill(tmp_path: Path) -> None:
             return done.stdout if "until the job ended" in done.stdout else ""
 
         with_agent: str = wait_for(past, "what happened")
-    assert with_agent.startswith("WARNING  Rank died: rank 1 (train)\n")
+    assert re.match(rf"WARNING  {LOSS}\n", with_agent)
     assert with_agent.splitlines()[-2].startswith("train failed at ")
     assert past() == with_agent
     without = commwatch("diagnose", "--dir", tmp_path)

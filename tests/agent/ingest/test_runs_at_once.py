@@ -252,18 +252,18 @@ def test_found_late(watch: Watch) -> None:
 
 def test_exit_codes(watch: Watch) -> None:
     """The exit code of `commwatch run` is that of the run that it has started, whichever ends first."""
-    first, second = pair(watch, A, run="aa"), pair(watch, B, 2, run="bb")
+    first, second = pair(watch, A, run="token-of-a"), pair(watch, B, 2, run="token-of-b")
     for each in (*first, *second):
         each.work(3, 5)
     watch.tick(10 * S)
     for each in (*first, *second):
         each.end(11)
-    watch.store.exit(Exit("job", 7, (EPOCH_NS + 11 * S) / S, "bb"))
-    watch.store.exit(Exit("job", 0, (EPOCH_NS + 12 * S) / S, "aa"))
+    watch.store.exit(Exit("job", 7, (EPOCH_NS + 11 * S) / S, "token-of-b"))
+    watch.store.exit(Exit("job", 0, (EPOCH_NS + 12 * S) / S, "token-of-a"))
     watch.tick(13 * S)
     assert {job.job_id: job.exit_code for job in watch.agent.jobs()} == {"job": 0, "job#2": 7}
-    assert (watch.agent.watched("aa"), watch.agent.watched("bb")) == (["job"], ["job#2"])
-    assert watch.agent.watched("cc") == []
+    assert (watch.agent.watched("token-of-a"), watch.agent.watched("token-of-b")) == (["job"], ["job#2"])
+    assert watch.agent.watched("token-of-none") == []
 
 
 def test_users(watch: Watch) -> None:

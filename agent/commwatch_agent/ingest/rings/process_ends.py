@@ -50,9 +50,8 @@ class ProcessEnds:
     def at(self, pid: int) -> int | None:
         """Return when a process ended that is ending or has ended, as monotonic ns; ``None``: not known, or it does not end within a moment."""
         opened = self._files.get(pid)
-        if (
-            opened is not None
-        ):  # it has closed its files, but may not have ended yet; or the thread that waits for ends has not come to it
+        # It has closed its files, but may not have ended yet; or the thread that waits for ends has not come to it.
+        if opened is not None:
             with contextlib.suppress(OSError, ValueError):  # closed meanwhile
                 ends = select.poll()
                 ends.register(opened, select.POLLIN)
