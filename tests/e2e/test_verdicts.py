@@ -162,7 +162,9 @@ def test_diagnose_after_a_kill(tmp_path: Path) -> None:
             job.end()
         wait_for(running.job_has_ended, "the end")
         now = commwatch("diagnose", "--dir", tmp_path)
-        assert re.match(rf"no running job\ntrain failed at .*: rank 1 died (\(no clean end\)|of {KILLED}), on ", now.stdout)
+        assert re.match(
+            rf"no running job\ntrain failed at .*: rank 1 died (\(no clean end\)|of {KILLED}), on ", now.stdout
+        )
         assert (now.returncode, f"`commwatch diagnose --dir {tmp_path} train` shows" in now.stdout) == (1, True)
         assert "\nnot yet certain: whether the launcher of train starts it again\n" in now.stdout
 
