@@ -50,7 +50,8 @@ _TITLES = {
 _INCLUDES = "Times and busbw of operations include waiting for late ranks: they change with it, too."
 NOTE = (
     f"Intervals: {percent(CONFIDENCE)} confidence, block bootstrap over the steps. A change under {percent(LEAST_CHANGE)}, or under"
-    f" {100 * LEAST_POINTS:.0f} percentage point of a share, does not count as a difference."
+    f" {100 * LEAST_POINTS:.0f} percentage point of a share, does not count as a difference. Times are of a step, and the number of its samples is not"
+    " recorded: with another batch size or gradient accumulation, compare the time per sample."
 )
 
 
