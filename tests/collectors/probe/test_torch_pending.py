@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 import weakref
 from pathlib import Path
@@ -17,6 +18,7 @@ from commwatch.probe.torch_ops import c10d_ops
 from commwatch.probe.torch_pending import Pending
 from commwatch.probe.torch_python import PythonProbe
 from commwatch.probe.waits.torch_flight import Flight
+from commwatch.probe.waits.torch_handles import Handles
 from commwatch.wire import events as ev
 from commwatch.wire.ring import CURSOR, PROBE_NS, RingWriter
 
@@ -170,3 +172,13 @@ def test_given_up(pending: Pending, ended: Ended) -> None:
     assert (ended, held()) == ([], None)
     future.set_result(None)
     assert [timing for _, _, timing, _ in ended] == [ev.BY_FUTURE]
+
+
+def test_handles_hold_no_flight() -> None:
+    """What sees how long threads are blocked keeps no operation that all other code has dropped: the sweep could not tell that it is abandoned."""
+    group, handles, work = Group(lambda: None, 2, (0, 1), "id", aligned=True), Handles(), object()
+    flight = Flight((), time.monotonic_ns(), 0, group, None, -1, True)
+    before = sys.getrefcount(flight)
+    handles.add(flight, work)
+    assert handles.has(work)
+    assert sys.getrefcount(flight) == before

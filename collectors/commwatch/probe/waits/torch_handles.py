@@ -24,8 +24,9 @@ class Handles:
     """The operations in flight whose handles the caller may hold, and how long threads have been blocked in waits for any operation."""
 
     def __init__(self) -> None:
-        #: Each with how long threads had been blocked at its launch, in ns.
-        self._by_work: dict[int, tuple[Flight, int]] = {}
+        #: By the id of the handle, which its flight holds: how long threads had been blocked at its launch, in ns. Not the flight itself: one that no
+        #: code holds any more is abandoned (``FlightTable.sweep``).
+        self._by_work: dict[int, int] = {}
         #: In waits that are over; and when the running one began, 0: there is none.
         self._blocked_ns = self._since_ns = 0
         #: Functions of ``Work``: as they were, and ours.
@@ -35,7 +36,7 @@ class Handles:
     def add(self, flight: Flight, work: Any) -> None:
         """Add an operation that was just launched."""
         flight.work = work
-        self._by_work[id(work)] = flight, self._until(flight.launch)
+        self._by_work[id(work)] = self._until(flight.launch)
 
     def has(self, work: Any) -> bool:
         """Return whether this is the handle of such an operation."""
@@ -57,7 +58,7 @@ class Handles:
 
         ``None``: not all waits were seen, because only code in C++ has its handle, or its caller waits otherwise.
         """
-        _, before_ns = self._by_work.pop(id(flight.work), (None, -1)) if flight.work is not None else (None, -1)
+        before_ns = self._by_work.pop(id(flight.work), -1) if flight.work is not None else -1
         if before_ns < 0 or sys.getrefcount(flight.work) <= _ONLY_OURS:
             return None
         return max(0, self._until(end_ns) - before_ns)
