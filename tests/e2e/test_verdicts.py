@@ -137,7 +137,7 @@ def diagnosis(directory: Path) -> str:
     return done.stdout
 
 
-#: How a killed rank ended, and the title of its loss; on a busy machine, the kernel may have told too late.
+#: How a killed rank ended, and the title of its loss; on a busy machine, its status may not be known.
 KILLED = r"signal 9 \(SIGKILL\)"
 LOSS = rf"Rank (died|ended by {KILLED}): rank 1 \(train\)"
 

@@ -88,7 +88,7 @@ def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, Any]:
     why = why_late(incident.details)
     about = incident.kind, why or incident.cause, incident.job_id, incident.evidence
     found |= {
-        "last_at": incident.last_at if incident.until is None else incident.until,
+        "last_at": incident.there_until,
         "holds": incident.holds and incident.ended_at is None,
         "title": title(incident.kind, incident.ranks, incident.cause, incident.evidence),
         "place": place(incident.evidence),

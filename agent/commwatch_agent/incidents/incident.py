@@ -165,6 +165,11 @@ class Incident:
         return (self.run or self.job_id, family(self.kind), *self.subject)
 
     @property
+    def there_until(self) -> float:
+        """When the fault itself was last there, as far as the evidence tells; else when its condition was last found."""
+        return self.last_at if self.until is None else self.until
+
+    @property
     def is_closed(self) -> bool:
         """Whether it and all its alerts have ended."""
         return self.ended_at is not None and all(each.resolved_at is not None for each in self.alerts)

@@ -238,9 +238,7 @@ def _continued(known: Incident, condition: Condition, around: Around) -> Inciden
 def _passed_s(known: Incident, condition: Condition, now: float) -> float:
     """Return for how much of the time since an incident was last found its condition holds, in s."""
     if condition.last_at is not None:
-        return max(
-            0.0, condition.last_at - max(condition.began_at, known.last_at if known.until is None else known.until)
-        )
+        return max(0.0, condition.last_at - max(condition.began_at, known.there_until))
     since_s = now - known.last_at
     if condition.began_at >= now:  # when it began is not known
         return since_s if 0 < since_s <= GAP_S else 0.0
@@ -315,7 +313,7 @@ def _unseen(incident: Incident, table: Table, around: Around) -> Incident | None
     ends_after_s = 0.0 if kind is None or not kind.enabled else kind.ends_after_s
     unseen_s = around.now - incident.last_at
     if unseen_s >= ends_after_s and not firing:
-        return ended(replace(incident, alerts=alerts), _was_there(incident), RECOVERED)
+        return ended(replace(incident, alerts=alerts), incident.there_until, RECOVERED)
     return replace(incident, alerts=alerts, holds=incident.holds and unseen_s < GAP_S)
 
 
@@ -326,15 +324,10 @@ def _ended_with_its_run(incident: Incident, around: Around) -> Incident:
     had_ended = incident.kind == "waiting" or (was_watched if unseen_s >= GAP_S else incident.kind in STANDSTILLS)
     is_sure = around.is_settled or (was_watched and unseen_s >= GAP_S)
     if is_sure and had_ended and unseen_s > LAST_LOOK_S:
-        return ended(incident, _was_there(incident), RECOVERED)
+        return ended(incident, incident.there_until, RECOVERED)
     if incident.until is not None and around.now - incident.until > _LAST_STEPS_S:
         return ended(incident, incident.until, RECOVERED)
     return ended(incident, around.now if unseen_s < GAP_S else incident.last_at, JOB_ENDED)
-
-
-def _was_there(incident: Incident) -> float:
-    """Return when the fault of an incident was last there."""
-    return incident.last_at if incident.until is None else incident.until
 
 
 def ended(incident: Incident, at: float, outcome: str) -> Incident:

@@ -30,7 +30,7 @@ _RUN = re.compile(r"[0-9a-f]{16}")
 #: What a rank may report as a framework in use, and how many.
 _FRAMEWORK = re.compile(r"[a-z0-9_]{1,20}")
 _MOST_FRAMEWORKS = 16
-#: Most groups of the same ranks with one label that are told apart.
+#: At most so many groups of the same ranks with one label have names of their own.
 _MOST_ALIKE = 8
 #: Characters of the name of an exception's type, of an operator or dtype, of any other text.
 _MOST_TYPE, _MOST_OP, _MOST_SAYS, _MOST_TEXT = 80, 200, 200, 4096

@@ -61,7 +61,7 @@ def overdue(wait: Wait, missing: RankView | None, steps: bool | None, *, is_here
         wait
     ):  # as a trainer does whose evaluator waits for weights
         return False
-    sources = _sources(wait) if steps is False else set()
+    sources = _senders(wait, messages_of_all=False) if steps is False else set()
     if missing.rank in sources:
         return wait.since_s > WORKING_S
     if wait.since_s <= min(WORKING_S, _TIMES_OF_LONG * _absent_s(wait, sources)):
@@ -135,20 +135,15 @@ def _absent_s(wait: Wait, sources: set[int]) -> float:
     return min(absent, default=0.0)
 
 
-def _senders(wait: Wait) -> set[int]:
-    """Return the ranks that are to send what the others wait for: the root of an operation, or the peer of a receive."""
-    return {
-        op.peer
-        for op in wait.inside.values()
-        if isinstance(op, InFlight) and op.peer is not None and (op.op in ev.FROM_ROOT or op.op == "recv")
-    }
+def _senders(wait: Wait, *, messages_of_all: bool = True) -> set[int]:
+    """Return the ranks that are to send what the others wait for: the root of an operation, or the peer of a receive.
 
-
-def _sources(wait: Wait) -> set[int]:
-    """Return the ranks that hand out what came from outside, in a job without steps: the root of an operation, or the first rank by a message."""
+    Args:
+        messages_of_all: if not, only the first rank counts as a peer: in a job without steps, these ranks hand out what came from outside.
+    """
     return {
         op.peer
         for op in wait.inside.values()
         if isinstance(op, InFlight) and op.peer is not None
-        if op.op in ev.FROM_ROOT or (op.op, op.peer) == ("recv", _FIRST)
+        if op.op in ev.FROM_ROOT or (op.op == "recv" and (messages_of_all or op.peer == _FIRST))
     }
