@@ -433,11 +433,11 @@ def descriptors() -> set[str]:
 
 
 def clean_env(**more: str) -> dict[str, str]:
-    """This environment without settings of ours or of a launcher; the hook is the one that the test is about.
+    """This environment without settings of ours or of a launcher, and without a width; the hook is the one that the test is about.
 
     All that is recorded is, whatever it costs: many a job of a test does nothing but communicate.
     """
-    ours = ("COMMWATCH", "TORCHELASTIC", "SLURM", "RAY_", "XDG_STATE_HOME")
+    ours = ("COMMWATCH", "TORCHELASTIC", "SLURM", "RAY_", "XDG_STATE_HOME", "COLUMNS")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return {
         **env,

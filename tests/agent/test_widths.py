@@ -1,7 +1,8 @@
-"""The commands' tables fit 80 columns where they are for no terminal, whatever jobs, hosts and groups are called."""
+"""What the commands print fits the columns of a terminal, whatever jobs, hosts and groups are called; elsewhere a row is one line."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,12 +29,8 @@ JOB = "pretraining_of_the_model-20261125-193159-be19-again"
 HOST = "gpu-node-0001.rack-17.cluster-of-research.example.com"
 GROUPS = ("default_pg", "data_parallel_group_of_the_first_pipeline_stage_and_its_replicas")
 LOG = Path(__file__).parents[1] / "fixtures" / "nccl" / "findings"
-#: Sentences about the job are not broken where a part of a foreign name could begin a line, and pass for one of ours; nor are commands.
-SENTENCES = {
-    "report": ("  history", "  again"),
-    "compare": ("Job B", "  A  ", "  B  ", "  No intervals"),
-    "diagnose": ("  ", "not yet certain: ", "no incident yet: "),
-}
+#: Commands and paths are one line each, so that they can be copied.
+WHOLE = ("  history", "  again")
 
 
 @pytest.fixture(scope="module")
@@ -68,20 +65,67 @@ COMMANDS = {
     "references": ("bench", "--list"),
     "whatif": ("whatif", JOB),
     "explain": ("explain", LOG / "socket_transport.txt"),
+    "doctor": ("doctor",),
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_fits(name: str, asked: RunningAgent) -> None:
-    """No line is wider than 80 cells, but one that has a path or an address, and sentences about a job."""
+def shown(asked: RunningAgent, name: str, **env: str) -> list[str]:
+    """What a command prints, in lines."""
     places = () if name == "explain" else ("--dir", asked.directory)
     done = commwatch(
-        COMMANDS[name][0], *places, *COMMANDS[name][1:], env=clean_env(XDG_STATE_HOME=str(asked.directory))
+        COMMANDS[name][0], *places, *COMMANDS[name][1:], env=clean_env(XDG_STATE_HOME=str(asked.directory), **env)
     )
     assert done.stdout, done.stderr
-    sentences = SENTENCES.get(name, ())
-    wide = [line for line in done.stdout.splitlines() if width(line) > 80 and not line.startswith(sentences)]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("cells", [80, 100, 160])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_fits(name: str, cells: int, asked: RunningAgent) -> None:
+    """No line is wider than the terminal, but one that has a path or an address."""
+    wide = [
+        line for line in shown(asked, name, COLUMNS=str(cells)) if width(line) > cells and not line.startswith(WHOLE)
+    ]
     assert [line for line in wide if "/" not in line] == []
+
+
+def words(lines: list[str]) -> set[str]:
+    """The words of an output, without names and numbers."""
+    return {word for line in lines for word in line.split() if re.fullmatch("[a-zA-Z]{2,}[.,;:]?", word)}
+
+
+@pytest.mark.parametrize("name", ["report", "compare", "whatif"])
+def test_no_word_is_lost(name: str, asked: RunningAgent) -> None:
+    """In a narrow terminal sentences have the words that they have in a wide one: they are broken, not cut."""
+    narrow, wide = (shown(asked, name, COLUMNS=cells) for cells in ("80", "1000"))
+    assert words(wide) - words(narrow) <= {"bytes", "GiB"}  # of a column that is left out
+
+
+def test_sides_of_a_comparison_stay_together(asked: RunningAgent) -> None:
+    """A and B of a figure are in one row, and a table has its head once."""
+    for cells in ("40", "60", "80", "99"):
+        lines = shown(asked, "compare", COLUMNS=cells)
+        assert [line.split()[-2:] for line in lines if line.startswith("  figure ")] == [["A", "B"]], lines
+        assert sum(line.startswith("  group ") for line in lines) == 1 or cells < "80", lines
+
+
+def test_what_is_left_out_is_named(asked: RunningAgent) -> None:
+    """Columns for which a narrow terminal has no room are named below the table, with the columns that show them: those are enough."""
+    lines = shown(asked, "report", COLUMNS="80")
+    (at,) = (n for n, line in enumerate(lines) if line.startswith("  Not shown in 80 columns: ") and "algbw" in line)
+    (enough,) = re.findall(r"(\d+) columns show", " ".join(lines[at : at + 2]))
+    head = next(line for line in shown(asked, "report", COLUMNS=enough) if line.startswith("  group "))
+    assert {"ranks", "count", "bytes", "p99", "algbw", "efficiency"} <= set(head.split())
+    assert "algbw" in next(line for line in lines[at - 20 :] if "Not shown" in line)
+
+
+@pytest.mark.parametrize("name", ["report", "compare", "top", "whatif"])
+def test_whole_in_a_pipe(name: str, asked: RunningAgent) -> None:
+    """Where output is no terminal, tables have all their columns."""
+    lines = shown(asked, name)
+    assert not [line for line in lines if "ot shown in" in line]
+    heads = {"report": "efficiency", "compare": "busbw changes", "top": "host", "whatif": "80% of steps"}
+    assert any(heads[name] in line for line in lines), lines
 
 
 @pytest.mark.parametrize("route", ["jobs", "ranks", "groups", "summary?by=rank,group,op", "ops"])

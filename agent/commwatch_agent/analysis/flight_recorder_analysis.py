@@ -18,6 +18,8 @@ from commwatch.wire import crossing
 from commwatch.wire.crossing import ANYBODY, Trust
 from commwatch_agent.model.views import GroupView, InFlight, RankView
 from commwatch_agent.text import terminal_text
+from commwatch_agent.text.plain_table import folded
+from commwatch_agent.text.terminal_text import MOST_CELLS
 from commwatch_agent.text.units import counted, seconds
 from commwatch_collectors.node.flight_recorder import MOST_BYTES, BadDump, Dump, Entry, load
 from commwatch_collectors.spans import spans
@@ -237,13 +239,13 @@ def positions(taken: RankDump) -> list[str]:
     return lines or ["the dump has no collectives"]
 
 
-def text(wrong: list[str], dumps: list[RankDump], damaged: dict[str, str]) -> str:
-    """Return what is wrong, in lines, and the positions of the ranks as text for a terminal."""
+def text(wrong: list[str], dumps: list[RankDump], damaged: dict[str, str], cells: int = MOST_CELLS) -> str:
+    """Return what is wrong, in lines, and the positions of the ranks as text for a terminal of ``cells`` columns."""
     lines = [f"{file} is skipped: {why}" for file, why in damaged.items()]
     lines += wrong or [f"nothing wrong in the dumps of {counted(len(dumps), 'rank')}"]
     for taken in sorted(dumps, key=lambda taken: taken.rank):
         lines += ["", f"rank {taken.rank}, {taken.file}:", *(f"  {line}" for line in positions(taken))]
-    return terminal_text.lines(lines)
+    return terminal_text.lines(folded(lines, cells))
 
 
 def as_json(wrong: Mapping[str, object], dumps: list[RankDump], damaged: dict[str, str]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from commwatch.wire.errors import INCOMPLETE, CommwatchError, UsageError
 from commwatch_agent.config import Config
+from commwatch_agent.text.terminal_text import output_cells
 
 if TYPE_CHECKING:
     from commwatch.api.client import Keys
@@ -70,7 +71,10 @@ def _diagnose(config: Config, arguments: argparse.Namespace) -> int:
         seen = _stored(config, job, command, error if urls or job is None else None)
     now = time.time()
     found, taken = diagnosis.doubts(seen, now), _taken(seen)
-    print(diagnosis.as_json(seen, taken) if arguments.json else diagnosis.text(seen, found, taken, command))
+    if arguments.json:
+        print(diagnosis.as_json(seen, taken))
+    else:
+        print(diagnosis.text(seen, found, taken, command, output_cells()))
     return diagnosis.exit_code(seen, found)
 
 
@@ -150,5 +154,5 @@ def _flight_recorder(config: Config, arguments: argparse.Namespace) -> int:
         print(flight_recorder_analysis.as_json(wrong, dumps, damaged))
     else:
         lines = [line for block in diagnosis.blocks(found) for line in block]
-        print(flight_recorder_analysis.text(lines, dumps, damaged))
+        print(flight_recorder_analysis.text(lines, dumps, damaged, output_cells()))
     return 1 if found else INCOMPLETE if damaged else 0

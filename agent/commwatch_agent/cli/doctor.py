@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from commwatch_agent.config import Config
+from commwatch_agent.text.terminal_text import output_cells
 
 _RESULT = Path("commwatch-gpu-proof.json")
 
@@ -45,7 +46,7 @@ def _doctor(config: Config, arguments: argparse.Namespace) -> int:
     if arguments.gpu_proof is not None:
         return _gpu_proof(arguments.gpu_proof, arguments.python, arguments.json)
     checks = doctor.examine(config)
-    print((doctor.as_json if arguments.json else doctor.text)(checks))
+    print(doctor.as_json(checks) if arguments.json else doctor.text(checks, output_cells()))
     return int(any(check.result == "fail" for check in checks))
 
 

@@ -21,6 +21,8 @@ from commwatch_agent.model.views import InFlight, JobView, RankView
 from commwatch_agent.report.what_happened import ended_by, ending, happened
 from commwatch_agent.sources.stack_capture import Evidence
 from commwatch_agent.text import terminal_text
+from commwatch_agent.text.plain_table import folded
+from commwatch_agent.text.terminal_text import MOST_CELLS
 from commwatch_agent.text.units import counted, seconds, time_of_day
 from commwatch_alerts.model import INFO
 from commwatch_collectors.spans import missing_ranks
@@ -203,8 +205,8 @@ def _progress(job_id: str, views: list[RankView]) -> Iterator[Doubt]:
 # -- text --------------------------------------------------------------------------------------------
 
 
-def text(seen: Diagnosis, found: list[Doubt], taken: Collection[Evidence], again: str) -> str:
-    """Return the diagnosis as text for people.
+def text(seen: Diagnosis, found: list[Doubt], taken: Collection[Evidence], again: str, cells: int = MOST_CELLS) -> str:
+    """Return the diagnosis as text for people, in lines of at most ``cells`` cells.
 
     Args:
         taken: what was captured of ranks besides the evidence of the incidents.
@@ -226,7 +228,7 @@ def text(seen: Diagnosis, found: list[Doubt], taken: Collection[Evidence], again
     for each in sorted(taken, key=lambda each: (each.job_id, each.rank, each.kind)):
         head = f"rank {each.rank} of {each.job_id}, {_EVIDENCE[each.kind]}:"
         parts.append([head, *(f"  {line}" for line in each.text.splitlines())])
-    return "\n\n".join(terminal_text.lines(part) for part in [lines, *parts] if part)
+    return "\n\n".join(terminal_text.lines(folded(part, cells)) for part in [lines, *parts] if part)
 
 
 def _present(seen: Diagnosis, found: list[Doubt], again: str) -> Iterator[str]:

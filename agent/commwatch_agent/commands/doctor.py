@@ -30,6 +30,8 @@ from commwatch_agent.model.api_views import is_prometheus
 from commwatch_agent.runtime.run_lock import bind_remedy
 from commwatch_agent.sources import stack_capture
 from commwatch_agent.text import terminal_text
+from commwatch_agent.text.plain_table import folded
+from commwatch_agent.text.terminal_text import MOST_CELLS
 from commwatch_agent.text.units import counted, size
 from commwatch_collectors.node.gpu import ALARMING
 from commwatch_collectors.spans import missing_ranks
@@ -384,13 +386,12 @@ def _nccl(name: str, get: Get) -> Check:
 # -- output -----------------------------------------------------------------------------------
 
 
-def text(checks: list[Check]) -> str:
-    """Return the results as text for people."""
-    lines = []
+def text(checks: list[Check], cells: int = MOST_CELLS) -> str:
+    """Return the results as text for people, in lines of at most ``cells`` cells."""
+    lines: list[str] = []
     for check in checks:
-        lines.append(f"{check.result:<5} {check.what:<14} {check.says}")
-        if check.remedy:
-            lines.append(f"{'':<20} -> {check.remedy}")
+        lines += folded([f"{check.result:<5} {check.what:<14} {check.says}"], cells, 21)
+        lines += folded([f"{'':<20} -> {check.remedy}"] if check.remedy else [], cells)
     return terminal_text.lines(lines)
 
 

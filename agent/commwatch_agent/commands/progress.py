@@ -32,11 +32,6 @@ def is_terminal() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def error_cells() -> int:
-    """Return the columns of the terminal behind standard error, at least 40; 80 if it is none, unless ``COLUMNS`` is set."""
-    return max(40, _size().columns)
-
-
 def _size() -> os.terminal_size:
     """Return columns and rows of the terminal behind standard error; if it does not know them, those that ``COLUMNS`` and ``LINES`` give, or 80 and 24."""
     with contextlib.suppress(OSError, ValueError):

@@ -32,7 +32,7 @@ from commwatch_agent.analysis.advice_input import LAST_S
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.commands import explain, log_files, native_hook, nccl_debug
 from commwatch_agent.commands.output_filter import Passing
-from commwatch_agent.commands.progress import Progress, error_cells, is_terminal, say
+from commwatch_agent.commands.progress import Progress, is_terminal, say
 from commwatch_agent.commands.script_names import script_name
 from commwatch_agent.config import Config
 from commwatch_agent.deploy import probe_folder
@@ -42,6 +42,7 @@ from commwatch_agent.reference.references import References, directory
 from commwatch_agent.report import report_text
 from commwatch_agent.sources.log_requests import LogRequest
 from commwatch_agent.sources.nccl import logs_of
+from commwatch_agent.text.terminal_text import output_cells
 from commwatch_agent.text.units import moment
 from commwatch_collectors.nccl.account import Account
 from commwatch_collectors.nccl.checks.findings import findings
@@ -518,7 +519,11 @@ def _report(config: Config, history: Path, job: _Job, report_command: str, probe
             names = [job.name]
         for name in names:
             own, command = reports.of_history(agent, name), f"{opens} {shlex.quote(name)}"
-            say(report_text.text(reports.report(agent, name, own=own, last_s=LAST_S, command=command), error_cells()))
+            say(
+                report_text.text(
+                    reports.report(agent, name, own=own, last_s=LAST_S, command=command), output_cells(sys.stderr)
+                )
+            )
     except (StoreError, sqlite3.Error) as error:
         say(f"commwatch: no report: {error}")
         return

@@ -29,16 +29,18 @@ from commwatch_agent.model.views import ITERATIONS, InFlight, RankView, StepView
 from commwatch_agent.reference.missing import SHORT, lack_reference
 from commwatch_agent.report.report_text import job_state
 from commwatch_agent.report.what_happened import late_within
-from commwatch_agent.text.terminal_text import clean
-from commwatch_agent.text.text_table import NOT_KNOWN, Column, TableRow, table, wrap
+from commwatch_agent.text.terminal_text import clean, cut, width
+from commwatch_agent.text.text_table import NOT_KNOWN, Column, TableRow, left_out, table, wrap
 from commwatch_agent.text.units import counted, percent, rate, seconds, time_of_day
 from commwatch_alerts.model import INFO
 
 #: Age in seconds from which answers are marked as old.
 STALE_S = 5.0
-#: Width in cells from which the two tables are drawn side by side.
+#: Width in cells from which the two tables are drawn side by side, to save lines of a screen.
 _WIDE = 150
 _MOST_BAR = 40
+#: Width of the names of what is above the tables.
+_NAME = 9
 #: Part of the time, 0 to 1, from which on it is named as all of it.
 _NEARLY_ALL = 0.8
 _STATES = {"gone": 0, "stopped": 1, "zombie": 1, "silent": 2, "running": 3, "left": 4, "ended": 5}
@@ -48,7 +50,7 @@ _RANKS = (
     Column("in flight", right=False, least=22), Column("age"), Column("host", right=False, drop=5),
 )  # fmt: skip
 _OPERATIONS = (
-    Column("group", right=False, least=8), Column("op", right=False, least=10), Column("ranks", drop=5), Column("count/s"),
+    Column("group", right=False, least=16), Column("op", right=False, least=10), Column("ranks", drop=5), Column("count/s"),
     Column("p50", drop=3), Column("p99"), Column("algbw", drop=6), Column("busbw"), Column("eff", drop=1),
     Column("time", drop=4), Column("wait", drop=2),
 )  # fmt: skip
@@ -73,7 +75,7 @@ def frame(seen: Seen, cells: int, height: int | None = None) -> list[Text]:
         body = _body(seen.answers, cells, None if height is None else max(0, height - len(lines) - 1))
         old = seen.trouble is not None or seen.age_s > STALE_S
         body = [Text(line.plain, "dim") for line in body] if old else body
-        lines = [_title(seen.answers, cells, height is not None), *lines, *body]
+        lines = [*_title(seen.answers, cells, height is not None), *lines, *body]
     lines = lines[:height]
     for line in lines:
         line.truncate(cells, overflow="ellipsis")
@@ -91,29 +93,32 @@ def _stale(seen: Seen, cells: int, height: int | None) -> list[Text]:
     return wrap(f"OLD: the data below is {seconds(seen.age_s)} old. {why}. Trying again.", cells, most, "bad")
 
 
-def _title(answers: Answers, cells: int, live: bool) -> Text:
-    shown = answers.shown
-    text = "commwatch top: "
+def _title(answers: Answers, cells: int, live: bool) -> list[Text]:
+    """Return of which job the frame is; live, this is one line, and a long name is cut."""
+    shown, begin = answers.shown, "commwatch top: "
     if shown is None:
-        text += f"no job yet at {clean(answers.url)}"
+        name, rest = f"no job yet at {clean(answers.url)}", ""
     else:
         job = shown.job
         ended = "" if job.state == "running" else f" at {time_of_day(job.last_seen_at)}"
-        text += f"{clean(job.job_id)}, {job_state(job)}{ended}, {len(job.ranks)} of {job.world_size} ranks"
-        text += f", {counted(job.restarts, 'restart')}" if job.restarts else ""
+        name, rest = clean(job.job_id), f", {job_state(job)}{ended}, {len(job.ranks)} of {job.world_size} ranks"
+        rest += f", {counted(job.restarts, 'restart')}" if job.restarts else ""
         of_nodes = covered(shown.nodes)
-        text += f", {of_nodes}" if of_nodes else ""
-    hint = " q quits" if live else ""
-    title = Text.assemble((text, "title"))
+        rest += f", {of_nodes}" if of_nodes else ""
+    if not live:
+        return wrap(f"{begin}{name}{rest}", cells, style="title")
+    hint = " q quits"
+    title = Text.assemble((begin + cut(name, max(8, cells - len(begin) - width(rest) - len(hint))) + rest, "title"))
     title.truncate(max(1, cells - len(hint)), overflow="ellipsis", pad=True)
-    return title.append(hint, "dim")
+    return [title.append(hint, "dim")]
 
 
 def _body(answers: Answers, cells: int, height: int | None) -> list[Text]:
     """Return the lines below the title."""
     shown = answers.shown
     if shown is None:
-        return [*wrapped(notices(answers), cells, height), Text("Start a job with commwatch run, or with COMMWATCH=1.")]
+        start = wrap("Start a job with commwatch run, or with COMMWATCH=1.", cells)
+        return [*wrapped(notices(answers), cells, height), *start]
     shares, first_rule = _shares(answers, shown, cells)
     said = notices(answers, first_rule)
     top = shares + _cards(answers, cells)
@@ -137,7 +142,7 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> tuple[list[Text], str
         is_new = running and answers.about.at is not None and answers.about.at - shown.job.started_at < WINDOW_S
         none = "no step has ended yet" if is_new else f"no step has ended {_lately(shown)}"
         why = shown.job.steps_unavailable or none
-        return [Text.assemble(("steps    ", "dim"), clean(why))], ""
+        return _named_lines("steps", clean(why), cells), ""
     durations = sorted(step.duration_s for step in usual)
     seqs: dict[int, list[int]] = {}
     for step in shown.steps:
@@ -147,8 +152,8 @@ def _shares(answers: Answers, shown: OfJob, cells: int) -> tuple[list[Text], str
     pace += f"median {seconds(median(durations))}, p95 {seconds(p95(durations))}, number {last}"
     ranks = _by_rank(shown).values()
     (comm, comm_ranks), (exposed, exposed_ranks) = of_known(ranks, comm_share), of_known(ranks, exposed_share)
-    name = "iterations " if shown.job.step_source == ITERATIONS else "steps    "
-    lines, rule = [Text.assemble((name, "dim"), pace)], ""
+    name = "iterations" if shown.job.step_source == ITERATIONS else "steps"
+    lines, rule = _named_lines(name, pace, cells), ""
     if comm is not None:
         measured, messages = _waiting(shown, _in_steps_s(answers, shown))
         found = shown.verdicts if running else _were_late(shown)
@@ -254,11 +259,18 @@ def _bar(name: str, share: float, style: str, *, of_ranks: str, words: list[str]
     length = max(10, min(_MOST_BAR, cells // 3))
     full, limit = round(min(1.0, share) * length), round(BOTTLENECK_SHARE * length)
     drawn = "".join("│" if i == limit else "█" if i < full else "·" for i in range(length))
-    line = Text.assemble((f"{name:<9}", "dim"), (drawn, style), (f" {percent(share):>4}", "bold"), of_ranks)
+    line = Text.assemble((f"{name:<{_NAME}}", "dim"), (drawn, style), (f" {percent(share):>4}", "bold"), of_ranks)
     says = "; ".join(filter(None, words))
     if line.cell_len + len(": ") + len(says) > cells:
-        return [line, *(Text(" " * 9) + each for each in wrap(says, cells - 9))] if says else [line]
+        return [line, *(Text(" " * _NAME) + each for each in wrap(says, cells - _NAME))] if says else [line]
     return [line.append(f": {says}" if says else "")]
+
+
+def _named_lines(name: str, text: str, cells: int) -> list[Text]:
+    """Return a text with its name before it, in as many lines as it needs."""
+    begin = f"{name:<{_NAME - 1}} "
+    lines = wrap(text, cells - len(begin))
+    return [Text.assemble((" " * len(begin) if n else begin, "dim"), each) for n, each in enumerate(lines)]
 
 
 def _cards(answers: Answers, cells: int) -> list[Text]:
@@ -280,7 +292,7 @@ def _cards(answers: Answers, cells: int) -> list[Text]:
 
 def _tables(answers: Answers, shown: OfJob, cells: int, height: int | None) -> list[Text]:
     ranks, operations = _worst_first(shown), shown.by_operation.rows
-    if cells >= _WIDE:
+    if cells >= _WIDE and height is not None:
         half = (cells - 3) // 2
         left = _rank_table(answers, shown, ranks, half, height)
         right = _operation_table(answers, shown, operations, cells - 3 - half, height)
@@ -357,8 +369,9 @@ def _rank_table(
         return []
     fits = len(worst_first) <= room
     ranks = sorted(worst_first, key=lambda rank: rank.rank) if fits else worst_first[: room - 1]
-    lines = table(_RANKS, _rank_rows(answers, shown, ranks), cells)
-    return lines if fits else [*lines, _others(shown, worst_first[room - 1 :])]
+    rows = _rank_rows(answers, shown, ranks)
+    lines = table(_RANKS, rows, cells) + ([] if fits else [_others(shown, worst_first[room - 1 :])])
+    return _with_notes(lines, left_out(_RANKS, rows, cells), height)
 
 
 def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[TableRow]:
@@ -434,10 +447,14 @@ def _operation_table(
     rows = [TableRow(_operation_cells(row, covered_s)) for row in shown_rows]
     lines = table(_OPERATIONS, rows, cells)
     more = len(operations) - len(shown_rows)
-    if more:
-        return [*lines, Text(f"and {more} more", "dim")]
-    has_room = len(SHORT) <= cells and (height is None or len(lines) < height)
-    return [*lines, Text(SHORT, "dim")] if has_room and lack_reference(operations) else lines
+    lines += [Text(f"and {more} more", "dim")] if more else []
+    lines = _with_notes(lines, left_out(_OPERATIONS, rows, cells), height)
+    return _with_notes(lines, wrap(SHORT, cells, style="dim") if lack_reference(operations) else [], height)
+
+
+def _with_notes(lines: list[Text], notes: list[Text], height: int | None) -> list[Text]:
+    """Return lines with notes below them, if there is room for these."""
+    return lines + notes if height is None or len(lines) + len(notes) <= height else lines
 
 
 def _operation_cells(row: Row, covered_s: float | None) -> tuple[str, ...]:

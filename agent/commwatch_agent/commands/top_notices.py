@@ -90,7 +90,7 @@ def _about(incident: IncidentView) -> str:
 
 
 def wrapped(said: list[tuple[str, str]], cells: int, height: int | None, job: str = "") -> list[Text]:
-    """Return notices as lines; if ``height`` is given, the first one as far as there is room, at most two lines of each other one, and a
+    """Return notices as lines; if they have no room in ``height``, the first one as far as it has, at most two lines of each other one, and a
     count of those left out. The end of a notice is why something is wrong, so the worst one is whole.
 
     Args:
@@ -98,7 +98,9 @@ def wrapped(said: list[tuple[str, str]], cells: int, height: int | None, job: st
     """
     of_job = f" {clean(shlex.quote(job))}" if job else ""
     first = height and max(1, height - (len(said) > 1))
-    whole = [wrap(text, cells, height and 2 if n else first, style) for n, (text, style) in enumerate(said)]
+    whole = [wrap(text, cells, None, style) for text, style in said]
+    if height is not None and sum(map(len, whole)) > height:
+        whole = [wrap(text, cells, 2 if n else first, style) for n, (text, style) in enumerate(said)]
     lines: list[Text] = []
     for i, parts in enumerate(whole):
         last = i == len(whole) - 1

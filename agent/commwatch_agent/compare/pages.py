@@ -27,6 +27,8 @@ from commwatch_alerts.model import INFO
 
 _FIGURE_HEAD = ("figure", "B compared with A", "A", "B")
 _KIND_HEAD = ("group", "op", "size", "count", "p50", "p99", "busbw", "p50 changes", "busbw changes")
+#: What of operations is left out in a narrow terminal, the least important first.
+_LESS_OF_KINDS = ("p99", "count", "busbw changes", "busbw")
 _SETTING_HEAD = ("setting", "A", "B")
 _INCIDENT_HEAD = ("incident", "B compared with A", "A", "B")
 #: How incidents differ, in words.
@@ -159,27 +161,29 @@ def _range(kind: KindFigures, figure: Figure) -> str:
 
 def text(comparison: Comparison, cells: int = CELLS) -> str:
     """Return the comparison as text for a terminal of ``cells`` columns."""
-    lines = ["", headline(comparison), "", f"  A  {_side(comparison.a)}", f"  B  {_side(comparison.b)}", ""]
-    lines += columns(_FIGURE_HEAD, [_figure_cells(each) for each in comparison.figures], 2, cells, keys=1)
+    lines = ["", *paragraph(headline(comparison), cells, rest="    "), ""]
+    for name, side in (("A", comparison.a), ("B", comparison.b)):
+        lines += paragraph(_side(side), cells, first=f"  {name}  ", rest="         ")
+    lines.append("")
+    lines += columns(_FIGURE_HEAD, [_figure_cells(each) for each in comparison.figures], 2, cells)
     lines += ["", *paragraph(comparison.work, cells, first="  ")] if comparison.work else []
     if comparison.too_few:
-        lines += ["", f"  No intervals: {comparison.too_few}."]
+        lines += ["", *paragraph(f"No intervals: {comparison.too_few}.", cells, first="  ", rest="    ")]
     if comparison.kinds:
-        lines += ["", *columns(_KIND_HEAD, [_kind_cells(each) for each in comparison.kinds], 2, cells, keys=3)]
+        lines += [
+            "",
+            *columns(_KIND_HEAD, [_kind_cells(each) for each in comparison.kinds], 2, cells, optional=_LESS_OF_KINDS),
+        ]
         lines += ["", *paragraph(_INCLUDES, cells, first="  ")]
     if comparison.incidents:
         rows = [_incident_cells(each) for each in comparison.incidents]
-        lines += ["", *columns(_INCIDENT_HEAD, rows, 4, cells, keys=1), ""]
+        lines += ["", *columns(_INCIDENT_HEAD, rows, 4, cells), ""]
         for each in comparison.incidents:
             lines += paragraph(f"{each.title}: {each.says}", cells, first="  ")
     settings = [(name, *map(_known, pair)) for name, pair in comparison.settings.items()]
     lines += [
         "",
-        *(
-            columns(_SETTING_HEAD, settings, 3, cells, keys=1)
-            if settings
-            else ["  No setting that the history keeps differs."]
-        ),
+        *(columns(_SETTING_HEAD, settings, 3, cells) if settings else ["  No setting that the history keeps differs."]),
     ]
     return terminal_text.lines([*lines, "", *paragraph(NOTE, cells, first="  "), ""])
 

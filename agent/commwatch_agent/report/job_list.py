@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from commwatch_agent.model.views import ITERATIONS, JobFigures
 from commwatch_agent.report.report_text import job_state
 from commwatch_agent.text import terminal_text
-from commwatch_agent.text.plain_table import columns
+from commwatch_agent.text.plain_table import columns, paragraph
 from commwatch_agent.text.terminal_text import MOST_CELLS, width
 from commwatch_agent.text.units import day_time, percent, seconds, zone
 
@@ -37,10 +36,9 @@ def text(jobs: Sequence[JobFigures], cells: int) -> str:
     found = [head]
     for job, name, row, line in zip(jobs, names, rows, lines, strict=True):
         found += [line] if row[0] else [name, line]
-        indent = "    "
         earlier = f"earlier: {', '.join(job.earlier)}" if job.earlier else ""
         for more in (job.ending, terminal_text.line(earlier)):
-            found += textwrap.wrap(more, cells, initial_indent=indent, subsequent_indent=indent)
+            found += paragraph(more, cells, first="    ") if more else []
     return terminal_text.lines(found)
 
 

@@ -22,6 +22,8 @@ from commwatch_agent.text.plain_table import CELLS, columns, paragraph
 from commwatch_agent.text.units import counted, moment, percent, rank_time, rate, seconds, size
 
 _MOST_ADVICE = 5
+#: What of ranks and of operations is left out in a narrow terminal, the least important first.
+_LESS_OF_RANKS, _LESS_OF_OPERATIONS = ("p2p wait",), ("algbw", "ranks", "bytes", "p99", "count")
 OPERATION_HEAD = ("group", "op", "ranks", "count", "bytes", "p50", "p99", "algbw", "busbw", "wait", "efficiency")
 LEGEND = (
     "Count, bytes, wait: sums over ranks. Wait: for late ranks in collectives, for the peer in send and recv. algbw and busbw: over the whole "
@@ -236,10 +238,16 @@ def text(report: Report, cells: int = CELLS) -> str:
     shown += lines(happened(report.incidents), cells, failed=bool(report.job.failed))
     shown += [*named(headlines(report)), ""]
     if report.ranks and report.steps:
-        shown += [*columns(rank_head(report), rank_rows(report), 2, cells), ""]
+        shown += [*columns(rank_head(report), rank_rows(report), 2, cells, optional=_LESS_OF_RANKS), ""]
     shown += (
         [
-            *columns(OPERATION_HEAD, [operation_cells(row) for row in report.operations], 2, cells),
+            *columns(
+                OPERATION_HEAD,
+                [operation_cells(row) for row in report.operations],
+                2,
+                cells,
+                optional=_LESS_OF_OPERATIONS,
+            ),
             *("", *paragraph(LEGEND, cells, first="  "), ""),
         ]
         if report.operations
@@ -249,7 +257,7 @@ def text(report: Report, cells: int = CELLS) -> str:
         shown += [*paragraph(unjudged, cells, first="  "), ""]
     if report.slowest_parts:
         shown += ["  slowest parts of the model", ""]
-        shown += [*columns(*slowest_parts.table(report.slowest_parts), cells), ""]
+        shown += [*columns(*slowest_parts.table(report.slowest_parts), cells, optional=slowest_parts.LESS), ""]
         shown += [*paragraph(slowest_parts.LEGEND, cells, first="  "), ""]
     if report.advice:
         basis = f"what to try{' once it runs' if report.job.failed else ''}, {about(report.advice_last_s)}"

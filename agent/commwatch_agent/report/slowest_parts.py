@@ -15,6 +15,8 @@ from commwatch_agent.text.units import percent, rate, seconds, size
 
 #: Most operations that are looked at, the latest; and most rows.
 MOST_OPERATIONS, MOST_ROWS = 10_000, 10
+#: What is left out in a narrow terminal, the least important first.
+LESS = ("count", "size")
 LEGEND = (
     f"Of the latest {MOST_OPERATIONS:,} operations, those with the most time without the wait first. Mean, wait: of an operation, the wait for late ranks; "
     "busbw: all bus bytes by all time. Mean and busbw include the wait; efficiency, where a reference is known, does not."

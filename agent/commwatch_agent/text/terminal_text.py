@@ -7,9 +7,10 @@ which our output needs; ``line`` and ``lines`` replace those in foreign text.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import re
-import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable
@@ -70,9 +71,18 @@ def lines(texts: Iterable[str]) -> str:
     return "\n".join(map(line, texts))
 
 
-def output_cells() -> int:
-    """Return the columns of the terminal behind standard output, at least 40; 80 if it is none, unless ``COLUMNS`` is set."""
-    return max(40, shutil.get_terminal_size().columns)
+def output_cells(stream: TextIO | None = None) -> int:
+    """Return how many cells a line may have: ``COLUMNS`` if it is set, else those of the terminal behind a stream, but at least 40.
+
+    Where the stream, by default standard output, is no terminal, a line may be ``MOST_CELLS`` long: what programs and files get has whole tables.
+    """
+    with contextlib.suppress(ValueError):
+        if (wanted := int(os.environ.get("COLUMNS", ""))) > 0:
+            return max(40, wanted)
+    with contextlib.suppress(OSError, ValueError):
+        # Some terminals report a size of 0.
+        return max(40, os.get_terminal_size((sys.stdout if stream is None else stream).fileno()).columns or 80)
+    return MOST_CELLS
 
 
 def complain(text: str) -> None:

@@ -55,15 +55,8 @@ def wrap(text: str, cells: int, most: int | None = None, style: str = "") -> lis
 
 def table(columns: Sequence[Column], rows: Sequence[TableRow], cells: int) -> list[Text]:
     """Return head and rows, each at most ``cells`` wide, without columns that have no known value."""
-    kept = [i for i in range(len(columns)) if not rows or any(row.texts[i] not in ("", NOT_KNOWN) for row in rows)]
     head = TableRow([column.head for column in columns], "dim")
-    wanted = {i: max(cell_len(row.texts[i]) for row in (head, *rows)) for i in kept}
-    least = {i: min(wanted[i], columns[i].least or wanted[i]) for i in kept}
-    while _taken(least[i] for i in kept) > cells:
-        last = max(kept, key=lambda i: columns[i].drop)
-        if not columns[last].drop:
-            break
-        kept.remove(last)
+    wanted, least, kept = _kept(columns, rows, cells)
     widths = {i: wanted[i] for i in kept}
     while _taken(widths.values()) > cells:
         widest = max((i for i in kept if widths[i] > least[i]), key=lambda i: widths[i] - least[i], default=None)
@@ -74,6 +67,28 @@ def table(columns: Sequence[Column], rows: Sequence[TableRow], cells: int) -> li
     for line in lines:
         line.truncate(cells, overflow="ellipsis")
     return lines
+
+
+def left_out(columns: Sequence[Column], rows: Sequence[TableRow], cells: int) -> list[Text]:
+    """Return a line that names the columns for which ``table`` has no room; none if there are none."""
+    wanted, _, kept = _kept(columns, rows, cells)
+    names = ", ".join(columns[i].head for i in wanted if i not in kept)
+    return wrap(f"not shown in {cells} columns: {names}", cells, style="dim") if names else []
+
+
+def _kept(
+    columns: Sequence[Column], rows: Sequence[TableRow], cells: int
+) -> tuple[dict[int, int], dict[int, int], list[int]]:
+    """Return of the columns with a known value the full and the least widths, and which of them fit."""
+    known = [i for i in range(len(columns)) if not rows or any(row.texts[i] not in ("", NOT_KNOWN) for row in rows)]
+    wanted = {i: max(cell_len(text) for text in (columns[i].head, *(row.texts[i] for row in rows))) for i in known}
+    least, kept = {i: min(wanted[i], columns[i].least or wanted[i]) for i in known}, list(known)
+    while _taken(least[i] for i in kept) > cells:
+        last = max(kept, key=lambda i: columns[i].drop)
+        if not columns[last].drop:
+            break
+        kept.remove(last)
+    return wanted, least, kept
 
 
 def _taken(widths: Iterable[int]) -> int:

@@ -11,6 +11,8 @@ from commwatch_agent.whatif.answers import Answer, Forecast, Outcome, Study, is_
 
 #: Heads of the table of answers.
 HEADS = ("change", "step", "80% of steps", "comm", "exposed", "1,000 steps", "saves")
+#: What is left out in a narrow terminal, the least important first.
+_LESS = ("80% of steps", "1,000 steps")
 #: What the columns mean.
 LEGEND = (
     "80% of steps: without the shortest and the longest tenth; 1,000 steps: time of all ranks for them (GPU time if each rank has a GPU); "
@@ -43,7 +45,12 @@ def text(study: Study, cells: int = CELLS) -> list[str]:
     steps = f"the latest {counted(study.steps, 'step')} of {counted(study.ranks, 'rank')}"
     shown = paragraph(f"what if, job {study.job_id}: {steps} replayed", cells, rest="    ")
     shown += paragraph(basis(study), cells, rest="    ")
-    shown += ["", *columns(HEADS, list(answer_rows(study.answers)), 1, cells), "", *paragraph(LEGEND, cells)]
+    shown += [
+        "",
+        *columns(HEADS, list(answer_rows(study.answers)), 1, cells, optional=_LESS),
+        "",
+        *paragraph(LEGEND, cells),
+    ]
     shown += _listed("not answered", unanswered(study), cells)
     if study.forecast is not None:
         shown += ["", "scaling", *paragraph(study.forecast.assumes, cells, rest="    "), ""]

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from commwatch.wire.numbers import NUMBERS
-from commwatch_agent.commands.progress import Progress, error_cells
+from commwatch_agent.commands.progress import Progress
+from commwatch_agent.text.terminal_text import output_cells
 from tests.helpers import MS, Watch, end_rank, mark, write_ring
 
 
@@ -40,7 +41,7 @@ def test_last_row(
     fcntl.ioctl(behind, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     with open(behind, "w", encoding="utf-8") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        assert error_cells() == 100
+        assert output_cells(sys.stderr) == 100
         Progress(watch.path, "0a1b").show()
         monkeypatch.undo()
         os.set_blocking(terminal, False)  # an error if nothing was drawn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -582,6 +583,23 @@ def test_any_size(cells: int, height: int, ranks: int, operations: int, said: in
     lines = frame(Seen(answers(shown), 0.5, None), cells, height)
     assert len(lines) <= height
     assert all(width(line) <= cells for line in plain(lines))
+
+
+@pytest.mark.parametrize("cells", [40, 80, 100, 160])
+def test_once_loses_no_word(cells: int) -> None:
+    """One frame without a limit of lines has each word above the tables in a narrow terminal, too; columns without room are named."""
+    late = [
+        incident("straggler", 1, says=f"rank 1 waits for {n} things " * 9, title=f"Late rank {n}") for n in range(4)
+    ]
+    steps = [replace(each, end_at=NOW - 4.5) for each in of_job().steps]
+    shown = of_job(job=replace(of_job().job, job_id="training-" * 3), steps=steps, incidents=late)
+    narrow, wide = (plain(frame(Seen(answers(shown), 0.5, None), room, None)) for room in (cells, 4000))
+    above = [re.sub("[█│·]|(?<=%):", "", " ".join(lines[: lines.index("")])).split() for lines in (narrow, wide)]
+    assert above[0] == above[1]
+    assert "number 7" in " ".join(above[0][:40])
+    gone = {head for line in wide for head in line.split()} - {head for line in narrow for head in line.split()}
+    assert not gone & {"host", "p50", "ranks", "algbw", "eff"} - set(" ".join(narrow).replace(",", " ").split())
+    assert all(width(line) <= cells for line in narrow)
 
 
 def test_number_of_the_latest_step() -> None:

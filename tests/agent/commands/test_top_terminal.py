@@ -127,7 +127,7 @@ def test_colour_only_where_wanted(watched: RunningAgent, no_color: str, coloured
 
 
 def test_once(watched: RunningAgent) -> None:
-    """Without a terminal, one frame of the requested job as plain text, 120 cells wide, or as wide as COLUMNS."""
+    """Without a terminal, one frame of the requested job as plain text, with whole lines, or as wide as COLUMNS."""
     done = commwatch("top", "--once", "--dir", watched.directory)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("commwatch top: train, running, 4 of 4 ranks\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commwatch_agent.text.plain_table import columns, paragraph
+from commwatch_agent.text.plain_table import columns, folded, paragraph
 from commwatch_agent.text.terminal_text import width
 from tests.helpers import examples
 
@@ -40,8 +40,7 @@ def test_broken_at_a_blank() -> None:
     names = "bucket 1: blocks.3.attn.in_proj, blocks.3.attn.out_proj"
     lines = columns(("part", "n"), [(names, "1")], 1, 50, keys=1)
     assert [line.split("  ")[1] for line in lines[1:]] == [
-        "bucket 1:",
-        "…blocks.3.attn.in_proj,",
+        "bucket 1: blocks.3.attn.in_proj,",
         "…blocks.3.attn.out_proj",
     ]
 
@@ -79,3 +78,56 @@ def test_paragraph() -> None:
         "    for you",
     ]
     assert paragraph("", first="  history  ") == ["  history"]
+
+
+@examples(200)
+@given(st.lists(st.text("ab数 ", max_size=200), max_size=4), st.integers(40, 140))
+def test_folded(texts: list[str], cells: int) -> None:
+    """A line that is too wide is broken at blanks: each word is there, in its order, and only a long word makes a line wider."""
+    lines = list(folded(texts, cells))
+    assert " ".join(lines).split() == " ".join(texts).split()
+    assert all(width(line) <= cells or len(line.split()) == 1 for line in lines if line.strip())
+
+
+HEADS = ("what", "first text", "second text", "ranks", "p99", "busbw")
+
+
+@examples(200)
+@given(
+    st.lists(st.lists(st.text("ab 1", max_size=40), min_size=3, max_size=3), min_size=1, max_size=4),
+    st.integers(60, 140),
+)
+def test_rows_remain_whole(texts: list[list[str]], cells: int) -> None:
+    """Each column is there once, or named below; all words of texts are there, though in several lines."""
+    rows = [(*(" ".join(text.split()) for text in each), "12", "1.5 ms", "900 MB/s") for each in texts]
+    lines = columns(HEADS, rows, 3, cells, optional=("ranks", "p99"))
+    assert max(map(width, lines)) <= cells
+    shown = " ".join(" ".join(lines).split())
+    named = shown.partition("Not shown in")[2]
+    assert all(("12" in line) == ("ranks" not in named) for line in lines if "900 MB/s" in line) or "12" in str(texts)
+    assert sum("900 MB/s" in line for line in lines) == len(rows)
+    signs = "".join(text for row in rows for text in row[:3]).replace(" ", "")
+    assert all(shown.count(sign) >= signs.count(sign) for sign in "ab")
+
+
+def test_least_important_first() -> None:
+    """What is left out first is what has no known value, then what matters least; what then has room remains."""
+    head, rows = ("group", "p50", "size", "wait"), [("dp" * 12, "1.5 ms", "12 MiB", "–")]
+    lines = columns(head, rows, 1, 43, optional=("size", "wait"))
+    assert lines[0].split() == ["group", "p50", "size"]
+    assert " ".join(lines[-2:]).split() == [
+        "Not",
+        "shown",
+        "in",
+        "43",
+        "columns:",
+        "wait.",
+        "44",
+        "columns",
+        "show",
+        "them,",
+        "or",
+        "`|",
+        "less",
+        "-S`.",
+    ]
