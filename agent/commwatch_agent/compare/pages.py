@@ -206,12 +206,13 @@ def html(comparison: Comparison) -> str:
     body += [f"<p>{html_frame.text(comparison.work)}</p>"] if comparison.work else []
     body += [f"<p>No intervals: {html_frame.text(comparison.too_few)}.</p>"] if comparison.too_few else []
     if comparison.incidents:
-        incidents = [(*_incident_cells(each), each.says) for each in comparison.incidents]
-        body += ["<h2>Incidents</h2>", html_frame.table((*_INCIDENT_HEAD, "what it was"), incidents)]
+        incidents = [_incident_cells(each) for each in comparison.incidents]
+        body += ["<h2>Incidents</h2>", html_frame.table(_INCIDENT_HEAD, incidents)]
+        body += [f"<p>{html_frame.text(f'{each.title}: {each.says}')}</p>" for each in comparison.incidents]
     if comparison.kinds:
         body += [
             "<h2>Operations</h2>",
-            html_frame.table(_KIND_HEAD, [_kind_cells(each) for each in comparison.kinds], "numbers"),
+            html_frame.table(_KIND_HEAD, [_kind_cells(each) for each in comparison.kinds], "numbers kinds"),
         ]
     settings = [(name, *map(_known, pair)) for name, pair in comparison.settings.items()]
     body += [

@@ -27,6 +27,8 @@ th, td { padding: .25rem .75rem; border-bottom: 1px solid #8884; text-align: lef
 tbody th + td { max-width: 44rem }
 thead th, tbody th { font-weight: 600 }
 .numbers th:nth-child(n+3), .numbers td:nth-child(n+3) { text-align: right; white-space: nowrap }
+:is(.operations, .parts, .changes, .kinds) td:first-child { overflow-wrap: anywhere; min-width: 6rem }
+.kinds :is(th, td):nth-child(n) { white-space: normal }
 .numbers, figure table { font-variant-numeric: tabular-nums }
 div { overflow-x: auto }
 pre { white-space: pre-wrap }
@@ -35,9 +37,17 @@ pre { white-space: pre-wrap }
   .ranks :is(th, td):is(:nth-child(3), :nth-child(4)) { display: none }
   .operations :is(th, td):is(:nth-child(3), :nth-child(4), :nth-child(5), :nth-child(7), :nth-child(8)) { display: none }
   .parts :is(th, td):nth-child(n+3):nth-last-child(n+4) { display: none }
-  .parts td:first-child { overflow-wrap: anywhere }
   .changes :is(th, td):is(:nth-child(3), :nth-child(6)) { display: none }
-  .numbers { font-size: .8rem }
+  .kinds :is(th, td):is(:nth-child(4), :nth-child(6), :nth-child(7), :nth-child(9)) { display: none }
+  .kinds td:nth-child(3) { white-space: nowrap }
+  .kinds td:nth-child(5) { min-width: 4.6rem }
+  .operations td:last-child { white-space: normal }
+  .numbers { font-size: .72rem }
+  .numbers :is(th, td) { padding: .25rem .1rem }
+  :is(.operations, .parts, .changes, .kinds) td:first-child { min-width: 4.2rem }
+  .operations td:nth-child(2) { overflow-wrap: anywhere; min-width: 4.3rem }
+  table:not(.numbers) :is(th, td) { overflow-wrap: anywhere }
+  div:has(> :is(.ranks, .operations, .parts, .changes, .kinds))::after { content: "A wider window shows more columns."; font-size: .8rem }
 }
 code { background: #8882; padding: 0 .2em; overflow-wrap: anywhere }
 pre code { display: block; padding: .5rem .75rem }

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tests.browser import Chromium
 
 
+#: Tables that are wider than what shows them.
+CUT = "[...document.querySelectorAll('main div:has(> table)')].filter(each => each.scrollWidth > each.clientWidth + 1).map(each => each.innerText)"
 #: Markup, another direction, and no place to break.
 HOSTILE = '<img src="x" onerror="alert(1)">\u202e' + 90 * "x"
 
@@ -37,4 +39,5 @@ def test_readable(chromium: Chromium, tmp_path: Path, width: int, dark: bool) ->
         visit.picture(f"compare-{width}-{'dark' if dark else 'light'}")
         visit.assert_readable()
         assert "step time slower by 20%" in visit.page.inner_text("main")
+        assert visit.page.evaluate(CUT) == []
     assert visit.requests == [page.as_uri()]

@@ -207,6 +207,18 @@ def test_hostile_names(chromium: Chromium, tmp_path: Path) -> None:
                 assert not set("\x1b\u202e") & set(visit.page.content())
 
 
+def test_key_figures_on_a_telephone(chromium: Chromium, tmp_path: Path) -> None:
+    """In a narrow window the tables of ranks, operations and changes are as wide as the page, whatever groups are called; that columns are hidden is stated."""
+    names = ("data_parallel_group_of_the_first_stage", "tensor_parallel_group_of_the_first_stage")
+    agent = job_of(tmp_path, 4, 60, range(10, 40), names, job="job", host="node1")
+    with chromium.visit(written(agent, tmp_path / "report.html", "job"), width=400) as visit:
+        for kind in ("ranks", "operations", "changes"):
+            table = visit.page.locator(f"div:has(> .{kind})")
+            assert table.evaluate("each => each.scrollWidth - each.clientWidth") <= 1, kind
+            assert "A wider window" in table.evaluate("each => getComputedStyle(each, '::after').content")
+        visit.picture("report-long-names-400")
+
+
 def test_little_known(chromium: Chromium, tmp_path: Path) -> None:
     """The report of a job of which next to nothing was seen is a page like any other."""
     agent = job_of(tmp_path, 2, 0, range(0))

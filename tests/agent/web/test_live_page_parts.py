@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from tests.browser import Chromium
 
 
+GROUPS = ("data_parallel_group_of_the_first_stage", "tensor_parallel_group_of_the_first_stage")
+
+
 def test_parts_of_the_share(chromium: Chromium, tmp_path: Path) -> None:
     """Once a whole slot is known, the plot has transfer, waiting and exposed beside communication; until then it says that they are not known."""
     directory = tmp_path / "run"
-    with agent(directory) as running, HandMade(directory, "late", 4, late=2, ago_s=1) as job:
+    with agent(directory) as running, HandMade(directory, "late", 4, late=2, ago_s=1, group=GROUPS) as job:
         end_ns = time.monotonic_ns()
         job.run(3, end_ns)
         with opened(chromium, running, job) as visit:
@@ -39,3 +42,10 @@ def test_parts_of_the_share(chromium: Chromium, tmp_path: Path) -> None:
                 visit.page.set_viewport_size({"width": width, "height": 900})
                 visit.assert_readable()
                 visit.picture(f"live-parts-{width}")
+            # In the narrow window, no finger has to move a table for who is late and what waits.
+            for table, heads in (("ranks", ("comm", "exposed", "waits")), ("operations", ("busbw", "time", "waits"))):
+                for head in heads:
+                    found = visit.page.locator(f"#{table} thead th", has_text=re.compile(rf"^{head}"))
+                    place = found.bounding_box()
+                    assert place is not None, head
+                    assert place["x"] + place["width"] <= 400, (table, head, place)
