@@ -43,7 +43,8 @@ pre { white-space: pre-wrap }
   .kinds td:nth-child(5) { min-width: 4.6rem }
   .operations td:last-child { white-space: normal }
   .numbers { font-size: .72rem }
-  .numbers :is(th, td) { padding: .25rem .1rem }
+  .numbers :is(th, td) { padding: .25rem }
+  .operations :is(th, td):nth-child(n) { padding: .25rem .1rem }
   :is(.operations, .parts, .changes, .kinds) td:first-child { min-width: 4.2rem }
   .operations td:nth-child(2) { overflow-wrap: anywhere; min-width: 4.3rem }
   table:not(.numbers) :is(th, td) { overflow-wrap: anywhere }
