@@ -19,7 +19,6 @@ from commwatch_agent.analysis.advice_facts import (
     FIRST_RULES,
     LATE_RULE,
     LEAST_GAIN,
-    SCARCE_CORES,
     UP_TO,
     WORTH,
     Facts,
@@ -30,6 +29,7 @@ from commwatch_agent.analysis.framework_settings import FORMS
 from commwatch_agent.analysis.nccl_operations import WHY_SLOW, SlowChoice, slow_choices
 from commwatch_agent.analysis.network_advice import Network, NetworkFinding, complaints, far_from_nic
 from commwatch_agent.analysis.waits.waiting_advice import first_of, late_ranks, pausing_rank, scarce_cores, uneven_ranks
+from commwatch_agent.ingest.why_late import SCARCE_CORES
 from commwatch_agent.model.alpha_beta import messages
 from commwatch_agent.model.api_views import Advice, Remedy
 from commwatch_agent.model.bandwidth import bus_factor

@@ -20,8 +20,6 @@ from commwatch_collectors.nccl.views import Finding
 BOTTLENECK_SHARE, WORTH = 0.30, 0.10
 #: Smaller gains (shares of step time) are ignored.
 LEAST_GAIN = 0.01
-#: Share of the time from which on main threads that wait for a CPU core make all other figures doubtful.
-SCARCE_CORES = 0.20
 #: Names of the rules about late ranks, and about ranks without CPU time: their advice comes first (``headline.first``).
 FIRST_RULES = LATE_RULE, CORES_RULE = "straggler", "scarce_cores"
 #: Name of the rule about errors in the job's log, before which no other advice helps.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from statistics import fmean
 
-from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, CORES_RULE, LATE_RULE, SCARCE_CORES, WORTH
-from commwatch_agent.ingest.why_late import IN_SHORT, OWN
+from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, CORES_RULE, LATE_RULE, WORTH
+from commwatch_agent.ingest.why_late import IN_SHORT, OWN, SCARCE_CORES
 from commwatch_agent.model.views import RankView
 from commwatch_agent.text.units import in_hundredths, percent
 from commwatch_collectors.spans import ranks as named

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from commwatch.wire import events as ev
@@ -15,8 +15,8 @@ from commwatch_agent.analysis.corruption import corruptions
 from commwatch_agent.analysis.verdicts import Verdict, disagreement, straggler_verdict
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals
-from commwatch_agent.ingest.stragglers import LEAST_NS, WINDOWS_NS
-from commwatch_agent.ingest.why_late import reason, waited_for_core
+from commwatch_agent.ingest.stragglers import LEAST_NS, WINDOWS_NS, Late
+from commwatch_agent.ingest.why_late import ALL_LACK_CORES, Sample, Why, reason, waited_for_core
 from commwatch_agent.model.cells import GroupInfo
 from commwatch_agent.model.endings import Ending
 from commwatch_agent.model.runs import Run, common_id, is_local
@@ -297,7 +297,10 @@ def shows_late_ranks(jobs: Collection[Job], now_ns: int, *, of_all_nodes: bool) 
 
 
 def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> list[Verdict]:
-    """Return the verdicts on what has ended in the groups ``seen``: disagreements, corruption and stragglers."""
+    """Return the verdicts on what has ended in the groups ``seen``: disagreements, corruption and stragglers.
+
+    Of ranks that all lack cores alike, one is the latest by chance, and no straggler: the advice on cores is about them.
+    """
     by_id = {(group.job_id, group.group_id): group for group in seen}
     odd = [
         disagreement(what, by_id[what.job_id, what.group_id])
@@ -308,16 +311,17 @@ def ended_verdicts(jobs: list[Job], seen: Iterable[GroupView], now_ns: int) -> l
         job.id: {totals.rank: totals.samples for totals in job.rank_totals.values() if totals.alive} for job in jobs
     }
     late = [
-        straggler_verdict(
-            who,
-            by_id,
-            (job_id, group_id),
-            reason(who.rank, who.cost_share, samples[job_id], now_ns - who.ago_ns - who.window_ns, now_ns - who.ago_ns),
-        )
+        straggler_verdict(who, by_id, (job_id, group_id), why)
         for job_id, group_id, who in ended_operations.stragglers(jobs, now_ns)
         if (job_id, group_id) in by_id
+        and ((why := _why_late(who, samples[job_id], now_ns)) is None or why.code != ALL_LACK_CORES)
     ]
     return [verdict for verdict in odd if verdict is not None] + [*corruptions(jobs, by_id, now_ns)] + late
+
+
+def _why_late(late: Late, samples: Mapping[int, Sequence[Sample]], now_ns: int) -> Why | None:
+    until_ns = now_ns - late.ago_ns
+    return reason(late.rank, late.cost_share, samples, until_ns - late.window_ns, until_ns)
 
 
 def _in_flight(totals: RankTotals, record: ev.Record, now_ns: int) -> InFlight:

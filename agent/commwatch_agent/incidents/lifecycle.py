@@ -29,6 +29,7 @@ from commwatch_agent.incidents.incident import (
     with_new,
 )
 from commwatch_agent.incidents.words import what_to_do, why_late
+from commwatch_agent.ingest.stragglers import COSTS
 from commwatch_agent.text.units import IN_TEXTS
 from commwatch_alerts.model import INFO, SEVERITIES, Kind, Rule
 from commwatch_alerts.text import render
@@ -40,6 +41,9 @@ COMES_BACK_S = 60.0
 GAP_S = 15.0
 #: A fault of steps that was not there for so long before the end of its run had ended before: a job saves its results after its last step.
 _LAST_STEPS_S = 5.0
+#: A late rank that is on time again was only a passing one if the others have waited for it for less than this share of that many seconds, or of
+#: the time until then if that is longer: in a healthy job, one is as late now and then.
+_PASSING, _PASSING_OF_S = COSTS / 2, 60.0
 #: A loss that ended its job so many seconds ago is no news: the agent did not run then.
 _NEWS_S = 300.0
 #: An alert that begins to fire as its job ends fires for so long: Alertmanager sends nothing that ends while it groups.
@@ -340,7 +344,16 @@ def ended(incident: Incident, at: float, outcome: str) -> Incident:
         if each.fired_at is not None
     )
     ended_at = max(at, incident.began_at)
-    return replace(incident, state="ended", holds=False, ended_at=ended_at, outcome=outcome, alerts=alerts)
+    after = replace(incident, state="ended", holds=False, ended_at=ended_at, outcome=outcome, alerts=alerts)
+    return replace(after, severity=INFO) if _was_passing(after) else after
+
+
+def _was_passing(incident: Incident) -> bool:
+    """Return whether a rank was late for a moment only, and has recovered before anyone had a message."""
+    if incident.kind != "straggler" or incident.outcome != RECOVERED or incident.alerts or not incident.waiting:
+        return False
+    lasted_s = (incident.ended_at or 0.0) - incident.began_at
+    return (incident.cost_rank_s or math.inf) / len(incident.waiting) < _PASSING * max(_PASSING_OF_S, lasted_s)
 
 
 def _over(incident: Incident, table: Table, now: float) -> Incident:

@@ -23,10 +23,16 @@ _FAULTS_PER_S, _TIMES = 50.0, 5
 _MORE_WORK = 1.25
 #: Differences below this part of the lateness do not count.
 _NO_DIFFERENCE = 0.25
+#: Share of the time from which on main threads that wait for a CPU core make all other figures doubtful.
+SCARCE_CORES = 0.20
+#: Ranks lack cores alike if none lacks them for more than so many times as long as the others.
+_ALIKE = 2
 
 
 #: Codes of reasons.
 THROTTLED, QUOTA, NO_CORE, COMPUTES, PAGES, IDLE = "throttled", "quota", "no_core", "computes", "pages", "idle"
+#: All ranks lack cores alike, for longer than one is late: by chance one is the latest, and it is no culprit.
+ALL_LACK_CORES = "all_lack_cores"
 
 
 #: Reasons that are the cause by themselves, whatever the rank does, in a few words.
@@ -90,7 +96,10 @@ def reason(rank: int, late: float, samples: Mapping[int, Sequence[Sample]], sinc
     if culprit is None or not known or late <= 0:
         return None
     others = Shares(*(median(values) for values in zip(*known.values(), strict=True)))
-    return _of_process(culprit, others, late)
+    why = _of_process(culprit, others, late)
+    if (why is None or why.code == NO_CORE) and _all_lack_cores(culprit, others, late):
+        return Why(ALL_LACK_CORES, "all ranks wait for cores, for longer than the others wait for it")
+    return why
 
 
 def waited_for_core(samples: Sequence[Sample]) -> float | None:
@@ -160,3 +169,9 @@ def _of_process(mine: Shares, others: Shares, late: float) -> Why | None:
         waits = "it waits for data, a disk, a lock, its GPU or another of its threads"
         return Why(IDLE, f"meanwhile its main thread neither ran nor was ready to run: {waits}")
     return None
+
+
+def _all_lack_cores(mine: Shares, others: Shares, late: float) -> bool:
+    """Return whether each rank loses more time for want of cores than the others wait for the late one, and that one not much more than they."""
+    here, there = mine.wanted + mine.throttled, others.wanted + others.throttled
+    return min(here, there) >= max(SCARCE_CORES, late) and here <= _ALIKE * there

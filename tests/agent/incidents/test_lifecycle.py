@@ -439,6 +439,30 @@ def test_late_rank_that_has_recovered(its_job_ends_after_s: int | None) -> None:
     assert known.cost_rank_s == pytest.approx(30)
 
 
+@pytest.mark.parametrize(
+    ("share", "late_s", "severity"), [(0.08, 10, INFO), (0.08, 30, WARNING), (0.4, 10, WARNING), (0.02, 100, INFO)]
+)
+def test_late_for_a_moment(share: float, late_s: int, severity: str) -> None:
+    """A late rank is a warning while it lasts; one that recovers is information afterwards if it cost little of a minute, or of the time until then."""
+    scene = Scene()
+    for at in range(late_s):
+        condition = late(T0, T0 + at, "late")
+        assert scene.see(replace(condition, idle_ranks=2 * share), after=1)[0].severity == WARNING
+    assert scene.last(for_s=100)[0].outcome == RECOVERED
+    assert scene.known[0].severity == severity
+
+
+def test_late_for_a_moment_again() -> None:
+    """A rank that is late again after a passing lateness is a warning again, and stays one if it is late as its job ends."""
+    scene = Scene()
+    for _ in range(5):
+        scene.see(replace(late(T0, scene.now), idle_ranks=0.1), after=1)
+    assert scene.last(for_s=61)[0].severity == INFO
+    assert scene.see(replace(late(scene.now - 5, scene.now), idle_ranks=0.1), after=1)[-1].severity == WARNING
+    assert scene.see(after=1, ended_runs={"key"})[-1].outcome == JOB_ENDED
+    assert [each.severity for each in scene.known] == [INFO, WARNING]
+
+
 def test_late_until_the_end() -> None:
     """A rank that is late in the last steps is late until its job ends."""
     scene = Scene()

@@ -12,6 +12,7 @@ from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.processes import Processes
 from commwatch_agent.ingest.why_late import (
+    ALL_LACK_CORES,
     COMPUTES,
     IDLE,
     MOST_SAMPLES,
@@ -228,6 +229,45 @@ def test_more_work_where_all_wait_for_cores(mine: list[Sample], code: str) -> No
         assert why.says == (
             "its main thread ran 15% of the time, those of the others 9%: it computes longer, on cores for which all ranks wait"
         )
+
+
+@pytest.mark.parametrize(
+    ("late", "mine", "other", "code"),
+    [
+        (0.08, looks(ran=0.40, wanted=0.38), looks(ran=0.40, wanted=0.30), ALL_LACK_CORES),
+        (0.08, looks(ran=0.38, wanted=0.33), looks(ran=0.40, wanted=0.30), IDLE),  # it sleeps for as long as it is late
+        (0.08, looks(ran=0.37, wanted=0.29), looks(ran=0.40, wanted=0.30), ALL_LACK_CORES),  # a little less of both
+        (0.08, looks(ran=0.30, wanted=0.30, throttled=0.3), looks(ran=0.30, throttled=0.3), ALL_LACK_CORES),
+        (0.08, looks(ran=0.40, wanted=0.70), looks(ran=0.40, wanted=0.30), NO_CORE),  # much longer than the others
+        (0.08, looks(ran=0.55, wanted=0.35), looks(ran=0.40, wanted=0.30), COMPUTES),
+        (0.40, looks(ran=0.40, wanted=0.60), looks(ran=0.40, wanted=0.30), NO_CORE),  # it costs more than want of cores
+        (0.08, looks(ran=0.40, wanted=0.15), looks(ran=0.40, wanted=0.10), NO_CORE),  # there are cores
+        (0.08, looks(ran=0.37, wanted=0.09), looks(ran=0.40, wanted=0.10), None),
+    ],
+)
+def test_all_lack_cores(late: float, mine: list[Sample], other: list[Sample], code: str | None) -> None:
+    """Where all ranks lack cores alike, for longer than the others wait, that is the reason, unless the rank computes longer or does nothing."""
+    why = why_of(1, late, {0: other, 1: mine}, 0, 10 * S)
+    assert (why and why.code) == code
+
+
+@pytest.mark.parametrize(
+    ("wanted", "named"), [((0.8, 0.8), False), ((0.8, 0.1), True), ((0.0, 0.0), True), (None, True)]
+)
+def test_no_culprit_where_all_lack_cores(wanted: tuple[float, float] | None, named: bool) -> None:
+    """No rank is called late for want of cores that all ranks lack alike; it is where only it lacks them, and where that is not known."""
+    aggregate = node(range(4), late=2, seqs=range(80))
+    now = 81 * EVERY
+    for book in aggregate.rank_totals() if wanted else ():
+        mine, theirs = wanted or (0.0, 0.0)
+        share = mine if book.rank == 2 else theirs
+        # Of the late rank a little more than of the others, so that neither sign is large enough.
+        ran = 0.13 if book.rank == 2 else 0.0
+        book.samples.extend(
+            Sample(now - n * S, Usage(int((10 - n) * ran * S), int((10 - n) * share * S), 0, None))
+            for n in range(6, -1, -1)
+        )
+    assert bool(judged_now(aggregate.jobs.values(), now)) is named
 
 
 def test_standstill() -> None:

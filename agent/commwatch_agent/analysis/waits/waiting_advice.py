@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from commwatch_agent.analysis.advice_facts import LATE_RULE, SCARCE_CORES, UP_TO, WORTH, Facts, Found
+from commwatch_agent.analysis.advice_facts import LATE_RULE, UP_TO, WORTH, Facts, Found
 from commwatch_agent.analysis.headline import awaited, first
 from commwatch_agent.analysis.waits.uneven_work import StepWaits, Why, at_most_exposed, says, uneven
-from commwatch_agent.ingest.why_late import IN_SHORT, NO_CORE, QUOTA, common_why
+from commwatch_agent.ingest.why_late import IN_SHORT, NO_CORE, QUOTA, SCARCE_CORES, common_why
 from commwatch_agent.model.api_views import Remedy
 from commwatch_agent.text.units import percent, seconds
 from commwatch_alerts.remedies import remedy as remedy_of
