@@ -7,12 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import prefork
+from tests.agent.cli.test_cli import started
 from tests.e2e.torchjob import preforked, torchrun
 from tests.faults.run import TRAIN
 from tests.helpers import BOTH_HOOKS, PATIENCE_S, agent, clean_env, commwatch, wait_for
@@ -58,6 +60,27 @@ def test_first_rank_is_named(hook: str, tmp_path: Path, how: tuple[str, ...], sa
         assert re.match(says, message["annotations"]["cause"])
         by = "raised LookupError" if how else "signal 9 (SIGKILL)"
         assert f"failed ({by}): read" in message["annotations"]["summary"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted(number: signal.Signals, tmp_path: Path) -> None:
+    """A job that Ctrl-C or SIGTERM ends was interrupted when the signal came, for information: it has not failed, and no rank has died first."""
+    run, said = tmp_path / "run", tmp_path / "said"
+    command = torchrun("ops.py", 2, "5000", "--pause", "0.02")
+    with started("run", "--dir", run, "--port", "0", "--", *command, said=said, start_new_session=True) as process:
+        wait_for(lambda: len(list(run.glob("*/rings/*.ring"))) == 2, "both ranks")
+        began = time.time()
+        os.killpg(process.pid, number)  # as a terminal or a scheduler does
+        assert process.wait(PATIENCE_S) != 0
+    text = said.read_text()
+    (how,) = re.findall(r"\n  how +(.+)\n", text)
+    name = "SIGINT (Ctrl-C)" if number == signal.SIGINT else "SIGTERM"
+    first, at = how.split(f"; interrupted by {name} at ")
+    assert re.fullmatch(r"exit code \d+( \(SIG\w+\))?", first), text[-3000:]
+    assert at in {time.strftime("%H:%M:%S %Z", time.localtime(began + late_s)) for late_s in range(3)}
+    assert re.search(r"\n  job +\S+ \(ended\), began", text), text[-3000:]
+    assert "ENDED THE JOB" not in text
+    assert f"also: interrupted by {name}, which ended ranks 0-1, at {at}" in " ".join(text.split())
 
 
 @BOTH_HOOKS

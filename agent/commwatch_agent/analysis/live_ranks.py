@@ -150,6 +150,8 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
         raised_at=(totals.ending and totals.ending.at) or None,
         raised_says=(totals.ending and totals.ending.says) or None,
         exit_status=totals.ending and totals.ending.status,
+        stopped_by=(totals.ending and totals.ending.stop) or None,
+        stopped_at=totals.ending.stop_ns / 1e9 if totals.ending and totals.ending.stop else None,
         destroyed=sorted(totals.groups[small_id].group_id for small_id in totals.destroyed),
         ended=ended_calls.ended(totals, sought, now_ns),
         quiet_s=quiet_s,

@@ -509,7 +509,7 @@ def _job(rings: list[RingRow], exit_code: int | None, run: Run, sources: Mapping
         records=sum(ring.next_n - ring.lost for ring in rings),
         steps_unavailable=unavailable,
         exit_code=code,
-        failed=failed(endings.values(), code),
+        failed=failed(endings, code),
         ending=says(endings, code),
         run=run.common,
         step_source=common_source(sources.get((ring.id, 0)) for ring in of_latest),
@@ -547,4 +547,6 @@ def _stored(ring: RingRow, records: int, lost: int) -> RankView:
         raised_at=(ring.ending and ring.ending.at) or None,
         raised_says=(ring.ending and ring.ending.says) or None,
         exit_status=ring.ending and ring.ending.status,
+        stopped_by=(ring.ending and ring.ending.stop) or None,
+        stopped_at=ring.ending.stop_ns / 1e9 if ring.ending and ring.ending.stop else None,
     )

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ from commwatch_agent.config import Config
 from commwatch_agent.deploy import probe_folder
 from commwatch_agent.history import job_exit
 from commwatch_agent.history.opening import StoreError
+from commwatch_agent.model.endings import STOPS
 from commwatch_agent.reference.references import References, directory
 from commwatch_agent.report import report_text
 from commwatch_agent.sources.log_requests import LogRequest
@@ -112,12 +113,13 @@ def run(
             if agent is not None:
                 _await_probe(agent, job.name)
                 nccl = _follow_nccl(agent, job, env, nccl_level, config.state)
+                signals.stopped = partial(_leave_exit, agent, job, None)
             env_of_job = {**env, "COMMWATCH_JOB": job.name, RUN_VARIABLE: job.run, **nccl.env, **probe}
             code = _run_job(command, env_of_job, nccl, job, history=history, signals=signals)
             loaded = agent is None or _has_come(agent.mark)
             if agent is not None:
                 agent.ending = True
-                _leave_code(agent, job, code)
+                _leave_exit(agent, job, code, signals.stop)
                 _take_all(agent, job)
         except Stopped as stopped:
             return 128 + int(stopped.args[0])
@@ -175,10 +177,10 @@ def _has_come(mark: Path | None) -> bool:
         return True
 
 
-def _leave_code(agent: _JobAgent, job: _Job, code: int) -> None:
-    """Leave the job's exit code in the run directory, from where the agent stores it."""
+def _leave_exit(agent: _JobAgent, job: _Job, code: int | None, stop: job_exit.Stop | None) -> None:
+    """Leave the job's exit code, or a signal that asks it to end, in the run directory, from where the agent reads it."""
     try:
-        agent.exit = job_exit.leave(agent.directory, job.name, code, job.run)
+        agent.exit = job_exit.leave(agent.directory, job.name, code, job.run, stop)
     except OSError as error:
         say(f"commwatch: cannot store the exit code: {error.strerror or error} ({error.filename})")
 
@@ -432,6 +434,9 @@ class Signals:
         #: Those that came while the job was being started.
         self._held: list[int] | None = None
         self._before: dict[signal.Signals, Any] = {}
+        #: The first signal that asked the running job to end, and what is called with it.
+        self.stop: job_exit.Stop | None = None
+        self.stopped: Callable[[job_exit.Stop], object] = lambda stop: None
 
     def __enter__(self) -> Signals:
         for number in _FORWARDED:
@@ -460,6 +465,9 @@ class Signals:
         return self.child
 
     def _forward(self, number: int, _: object) -> None:
+        if number in STOPS and self.stop is None and (self._held is not None or self.child is not None):
+            self.stop = job_exit.Stop(number, time.time())
+            self.stopped(self.stop)
         if self._held is not None:
             self._held.append(number)
         elif self.child is None:

@@ -88,7 +88,10 @@ def _are_counts(values: Iterable[object]) -> bool:
 
 def _is_ending(text: object) -> bool:
     try:
-        return text is None or (isinstance(text, bytes) and _are_counts(Ending(*json.loads(text))[:2]))
+        if not isinstance(text, bytes):
+            return text is None
+        ending = Ending(*json.loads(text))
+        return _are_counts((ending.since_ns, ending.until_ns, ending.stop, ending.stop_ns))
     except (ValueError, TypeError, RecursionError):
         return False
 

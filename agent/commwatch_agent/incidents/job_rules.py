@@ -14,7 +14,15 @@ from commwatch_agent.analysis.waits.uneven_work import Why, says, uneven
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.incidents.incident import BY_CTRL_C, LOST, STANDSTILLS, Condition, EvidenceItem
 from commwatch_agent.incidents.verdict_views import details_of, subject
-from commwatch_agent.model.endings import INTERRUPTED, Ending, ended_by, first_to_fail, how_ended
+from commwatch_agent.model.endings import (
+    INTERRUPTED,
+    Ending,
+    Interruption,
+    ended_by,
+    first_to_fail,
+    how_ended,
+    interruption,
+)
 from commwatch_agent.model.views import Failed, GroupView, RankView
 from commwatch_agent.text.units import percent
 from commwatch_collectors.spans import ranks as named
@@ -55,10 +63,12 @@ def of_verdicts(evidence: Evidence) -> Iterator[Condition]:
 
 
 def _is_interrupted(view: RankView, evidence: Evidence) -> bool:
-    """Return whether Ctrl-C has ended a rank with its job, or just now: ranks that still wait for it later hang."""
+    """Return whether a signal to its launcher has ended a rank, or Ctrl-C with its job or just now: ranks that still wait for it later hang."""
     job = evidence.jobs.get(view.job_id)
     over = job is None or job.ended
-    return view.raised == INTERRUPTED and (over or evidence.now - (view.ended_at or evidence.now) < _RESTARTS_S)
+    return view.stopped_by is not None or (
+        view.raised == INTERRUPTED and (over or evidence.now - (view.ended_at or evidence.now) < _RESTARTS_S)
+    )
 
 
 def lost_ranks(evidence: Evidence) -> Iterator[Condition]:
@@ -164,7 +174,7 @@ def _left_early(
 ) -> Iterator[Condition]:
     victims = [view for view in views if view.raised and view.failed_in_operation and view.ended_after is not None]
     first = min(victims, key=lambda view: view.ended_after or 0.0, default=None)
-    if first is None:
+    if first is None or first.stopped_by is not None:
         return
     for each in first.failed:
         group = groups.get((first.job_id, each.group_id))
@@ -209,20 +219,22 @@ def _lost(job_id: str, job: KnownJob, views: list[RankView], now: float) -> Iter
     fail is to blame; if several may be that, they are for information.
     """
     lost = {view.rank: view for view in views if view.state == "gone" or view.raised}
-    interrupted = any(view.raised == INTERRUPTED for view in lost.values())
-    if not job.ended and not interrupted:
+    endings = {rank: ending for rank, view in lost.items() if (ending := _ending(view)) is not None}
+    stopped = interruption(endings)
+    is_certain = stopped is not None and stopped.is_certain
+    if not job.ended and not is_certain:
         yield from (
             _of_ranks(job_id, job, [view], now) for view in lost.values() if now - (view.ended_at or 0.0) >= _CERTAIN_S
         )
     if not job.ended:
         return
-    first = first_to_fail({rank: ending for rank, view in lost.items() if (ending := _ending(view)) is not None})
-    if len(first) == 1 and not interrupted:
+    first = first_to_fail(endings)
+    if len(first) == 1 and stopped is None:
         view = lost[first[0]]
         found = _of_ranks(job_id, job, _with_alike(view, lost.values()), now)
         yield replace(found, is_final=_ended_the_job(view, lost.values()))
-    elif lost and (interrupted or now - max(view.ended_at or 0.0 for view in lost.values()) >= _RESTARTS_S):
-        yield _of_all(job_id, job, list(lost.values()), now)
+    elif lost and (is_certain or now - max(view.ended_at or 0.0 for view in lost.values()) >= _RESTARTS_S):
+        yield _of_all(job_id, job, list(lost.values()), stopped, now)
 
 
 def _ended_the_job(first: RankView, lost: Iterable[RankView]) -> bool:
@@ -249,6 +261,9 @@ def _ending(view: RankView) -> Ending | None:
         view.failed_in_operation,
         is_reported=view.end_is_reported,
         says=view.raised_says or "",
+        status=view.exit_status,
+        stop=view.stopped_by or 0,
+        stop_ns=int((view.stopped_at or 0.0) * 1e9),
     )
 
 
@@ -295,16 +310,12 @@ def _cause(view: RankView) -> str:
     return "out_of_memory" if view.raised in _OUT_OF_MEMORY else "exception"
 
 
-def _of_all(job_id: str, job: KnownJob, lost: list[RankView], now: float) -> Condition:
+def _of_all(job_id: str, job: KnownJob, lost: list[RankView], stopped: Interruption | None, now: float) -> Condition:
     ended_at = min((view.ended_at for view in lost if view.ended_at is not None), default=now)
     whom = named([view.rank for view in lost])
-    is_interrupted = any(view.raised == INTERRUPTED for view in lost)
-    how = (
-        "were interrupted (Ctrl-C)"
-        if is_interrupted
-        else "ended without a clean end, none of them known to be the first"
-    )
-    says = f"{whom} {how}"
+    says = f"{whom} ended without a clean end, none of them known to be the first"
+    if stopped is not None:
+        ended_at, says = stopped.at_ns / 1e9, f"{stopped.how}, which ended {whom}"
     return Condition(
         kind="rank_lost",
         subject=("all",),
@@ -312,9 +323,10 @@ def _of_all(job_id: str, job: KnownJob, lost: list[RankView], now: float) -> Con
         began_at=min(now, ended_at),
         job_id=job_id,
         run=job.run,
-        cause="interrupted" if is_interrupted else "all",
+        cause="all" if stopped is None else "interrupted",
         variant="all",
         value=float(len(lost)),
         numbers={"ranks": float(len(lost))},
         evidence=(EvidenceItem("ending", ended_at, says, {"ranks": [view.rank for view in lost]}),),
+        words={} if stopped is None else {"how": stopped.says},
     )

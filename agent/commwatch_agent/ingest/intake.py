@@ -415,7 +415,7 @@ class Intake:
                 # Another ring of its process may be removed before this one.
                 if self._ends is not None and source.died_ns is None and not alive:
                     source.died_ns, source.status = self._ends.at(source.pid), self._ends.status(source.pid)
-                totals.ending = ending(source, counters[ring.CLOSED])
+                totals.ending = ending(source, counters[ring.CLOSED], self._exits.stop_of(totals.identity))
             totals.pid = (owner or None) if totals.alive else None
 
     def _store_changes(self, source: Source, seen_ns: int) -> None:

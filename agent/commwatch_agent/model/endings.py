@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from commwatch_agent.text.units import time_of_day
@@ -16,6 +16,10 @@ _APART_NS = 50_000_000
 _LOST_PEER = re.compile("connection (?:was )?(?:closed|reset) by", re.IGNORECASE)
 #: The exception by which Ctrl-C ends a process: no fault of its rank.
 INTERRUPTED = "KeyboardInterrupt"
+#: Signals by which people, schedulers and terminals ask a job to end.
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+#: A rank that ends from a moment before such a signal to its launcher on, and in the time for which launchers wait, ends by it.
+_BEFORE_NS, _AFTER_NS = 1_000_000_000, 600_000_000_000
 #: What people read of a process that was killed or crashed.
 DIED = "died (no clean end)"
 
@@ -39,6 +43,9 @@ class Ending(NamedTuple):
     says: str = ""
     #: Exit code of the process, or ``-n`` if signal n ended it; ``None``: not known.
     status: int | None = None
+    #: The signal that had asked its launcher to end the job, and when that came; 0: none did, or not known.
+    stop: int = 0
+    stop_ns: int = 0
 
     @property
     def how(self) -> str:
@@ -49,6 +56,51 @@ class Ending(NamedTuple):
     def failed(self) -> bool:
         """Whether the process died or an exception ended it."""
         return not self.clean or bool(self.raised)
+
+    def stopped(self, by: int, at_ns: int) -> Ending:
+        """Return the ending, with the signal that had asked its launcher to end the job, if it ended after that."""
+        is_after = by in STOPS and at_ns - _BEFORE_NS <= self.until_ns <= at_ns + _AFTER_NS
+        return self._replace(stop=by, stop_ns=at_ns) if is_after else self
+
+
+class Interruption(NamedTuple):
+    """A request to end a job, which is no failure."""
+
+    by: int
+    #: When it came, in Unix time in ns.
+    at_ns: int
+    #: It is known from the launcher or from an exception; otherwise it is concluded from how the ranks ended.
+    is_certain: bool = True
+
+    @property
+    def how(self) -> str:
+        """What people read of it, as ``interrupted by SIGINT (Ctrl-C)``."""
+        return f"interrupted by {_name_of(self.by)}{' (Ctrl-C)' if self.by == signal.SIGINT else ''}"
+
+    @property
+    def says(self) -> str:
+        """The same with its time, as ``interrupted by SIGINT (Ctrl-C) at 12:03:10 UTC``."""
+        return f"{self.how} at {time_of_day(self.at_ns / 1e9)}"
+
+
+def interruption(endings: Mapping[int, Ending]) -> Interruption | None:
+    """Return by what the ranks of a job were asked to end; ``None``: by nothing, or a rank had failed before.
+
+    A signal that has ended the first ranks to fail, several at once, came from their launcher, which was asked to end. One that ended a single rank
+    first was sent to that rank.
+    """
+    known = [(each.stop_ns, each.stop) for each in endings.values() if each.stop]
+    known += [(each.until_ns, int(signal.SIGINT)) for each in endings.values() if each.raised == INTERRUPTED]
+    if known:
+        at_ns, by = min(known)
+        own = (each for each in endings.values() if each.failed and not (each.stop or each.in_operation))
+        failed_before = any(each.until_ns < at_ns - _BEFORE_NS for each in own if each.raised != INTERRUPTED)
+        return None if failed_before else Interruption(by, at_ns)
+    first = [endings[rank] for rank in first_to_fail(endings)]
+    signals = {-(each.status or 0) for each in first}
+    if len(first) < 2 or len(signals) > 1 or not signals & set(STOPS):
+        return None
+    return Interruption(signals.pop(), min(each.until_ns for each in first), is_certain=False)
 
 
 def how_ended(raised: str, at: str, words: str, status: int | None) -> str:
@@ -84,11 +136,16 @@ def ended_by(raised: str, status: int | None) -> str:
         return f"raised {raised}"
     if not status:
         return ""
-    return f"exit code {status}" if status > 0 else f"signal {-status}{_name_of(-status)}"
+    return f"exit code {status}" if status > 0 else f"signal {-status}{_in_brackets(-status)}"
 
 
 def _name_of(number: int) -> str:
-    name = next((each.name for each in signal.Signals if each == number), "")
+    """Return the name of a signal; empty: there is none with that number."""
+    return next((each.name for each in signal.Signals if each == number), "")
+
+
+def _in_brackets(number: int) -> str:
+    name = _name_of(number)
     return f" ({name})" if name else ""
 
 
@@ -129,10 +186,9 @@ def says(endings: Mapping[int, Ending], exit_code: int | None = None) -> str:
     'exit code 137 (SIGKILL)'
     """
     parts = [] if not exit_code else [exit_says(exit_code)]
-    interrupted = [rank for rank, ending in endings.items() if ending.raised == INTERRUPTED]
-    if interrupted:
-        pressed_ns = min(endings[rank].until_ns for rank in interrupted)
-        return "; ".join([*parts, f"{named(interrupted)} interrupted (Ctrl-C) at {time_of_day(pressed_ns / 1e9)}"])
+    stopped = interruption(endings)
+    if stopped is not None and (exit_code or any(ending.failed for ending in endings.values())):
+        return "; ".join([*parts, stopped.says])
     first = first_to_fail(endings)
     if first:
         ending = min((endings[rank] for rank in first), key=lambda ending: ending.until_ns)
@@ -158,15 +214,16 @@ def exit_says(code: int) -> str:
     >>> exit_says(3)
     'exit code 3'
     """
-    return f"exit code {code}{_name_of(code - 128)}"
+    return f"exit code {code}{_in_brackets(code - 128)}"
 
 
-def failed(endings: Iterable[Ending], exit_code: int | None) -> bool | None:
-    """Return whether an ended job failed; ``None``: not known.
+def failed(endings: Mapping[int, Ending], exit_code: int | None) -> bool | None:
+    """Return whether an ended job failed; ``None``: not known. One that was asked to end did not.
 
     The launcher's exit code overrides the endings of its ranks, because it may have restarted them.
     """
-    known = list(endings)
+    if interruption(endings) is not None:
+        return False
     if exit_code is not None:
         return exit_code != 0
-    return any(ending.failed for ending in known) if known else None
+    return any(ending.failed for ending in endings.values()) if endings else None

@@ -292,6 +292,9 @@ class RankView:
     raised_says: str | None = None
     #: Exit code of its process, or ``-n`` if signal n ended it; ``None``: 0, or not known.
     exit_status: int | None = None
+    #: The signal that had asked its launcher to end the job before it ended, and the Unix time of that; ``None``: none did, or not known.
+    stopped_by: int | None = None
+    stopped_at: float | None = None
     #: ``group_id`` of the groups that it has destroyed.
     destroyed: list[str] = field(default_factory=list)
     #: Its collectives that other ranks may still be inside (``analysis.calls.ended``).

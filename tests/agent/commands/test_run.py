@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from commwatch_agent.commands import run as commands_run
 from commwatch_agent.config_sources import load
+from commwatch_agent.history import job_exit
 from tests import prefork
 from tests.agent.cli.test_cli import python, started, taken
 from tests.helpers import PATIENCE_S, agent, clean_env, commwatch, elsewhere, wait_for
@@ -152,6 +154,16 @@ def test_report_as_wide_as_the_terminal(tmp_path: Path, columns: str, in_one: bo
     assert bool(wider) == in_one, wider
 
 
+#: A job that signals do not end.
+IGNORES = """
+import signal, time
+for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
 def test_signal_while_the_job_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal that comes while the job is being started reaches the job, which may run already."""
     start = subprocess.Popen
@@ -162,9 +174,31 @@ def test_signal_while_the_job_is_started(monkeypatch: pytest.MonkeyPatch) -> Non
         return child
 
     monkeypatch.setattr(subprocess, "Popen", slowly)
+    told: list[int] = []
     with commands_run.Signals() as signals:
+        signals.stopped = lambda stop: told.append(stop.number)
         child = signals.start(["sleep", "600"], dict(os.environ))
         assert child.wait(PATIENCE_S) == -signal.SIGTERM
+    assert told == [signal.SIGTERM]
+
+
+def test_first_signal_that_asks_to_end() -> None:
+    """What asked the job to end first is noted with its time, once; a signal that asks for something else is not."""
+    told: list[job_exit.Stop] = []
+    with commands_run.Signals() as signals:
+        signals.stopped = told.append
+        child = signals.start([sys.executable, "-c", IGNORES], dict(os.environ), stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        began = time.time()
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+        child.kill()
+        child.wait(PATIENCE_S)
+        child.stdout.close()
+    assert [stop.number for stop in told] == [signal.SIGTERM]
+    assert began <= told[0].at <= time.time()
+    assert signals.stop == told[0]
 
 
 def test_flags_of_the_agent(tmp_path: Path) -> None:

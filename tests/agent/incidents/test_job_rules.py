@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -199,6 +200,8 @@ def test_left_early() -> None:
     ):
         assert list(left_early(replace(over, ranks=[other, *victims]))) == []
     assert list(left_early(replace(over, jobs=JOBS))) == []
+    stopped = [replace(view, stopped_by=15, stopped_at=NOW - 4) for view in victims]
+    assert list(left_early(replace(over, ranks=[left, *stopped]))) == []  # it left as its launcher was asked to end
 
 
 def test_all_raise_alike() -> None:
@@ -222,6 +225,41 @@ def test_interrupted() -> None:
     killed = rank(2, "gone", ended_at=NOW - 2, ended_after=NOW - 3)
     assert ended(pressed, killed) == ended(pressed) == [("interrupted", "all", ())]
     assert list(lost_ranks(Evidence(NOW, JOBS, ranks=[rank(0), pressed, killed]))) == []
+
+
+def test_launcher_that_was_asked_to_end() -> None:
+    """What ends after a signal to its launcher is no failure, at the time of that signal; what was lost before it is one."""
+    told = {"stopped_by": 15, "stopped_at": NOW - 40}
+    first = rank(1, "gone", ended_at=NOW - 39, ended_after=NOW - 40, exit_status=-15, **told)
+    second = rank(2, "gone", ended_at=NOW - 9, ended_after=NOW - 10, exit_status=-9, **told)
+    assert list(lost_ranks(Evidence(NOW, JOBS, ranks=[rank(0), first]))) == []  # its launcher waits for the others
+    over = Evidence(NOW, {"train": JOBS["train"]._replace(ended=True)}, ranks=[first, second])
+    (one,) = lost_ranks(over)
+    assert (one.kind, one.cause, one.ranks, one.began_at) == ("rank_lost", "interrupted", (), NOW - 40)
+    assert one.says == "interrupted by SIGTERM, which ended ranks 1-2"
+    assert re.fullmatch(r"interrupted by SIGTERM at [\d:]{8} \S+", one.words["how"])
+    before = rank(0, "gone", ended_at=NOW - 50, ended_after=NOW - 51, exit_status=-9)
+    assert ended(before, first, second) == [("died", "", (0,))]
+
+
+def test_ended_at_once_by_a_signal() -> None:
+    """Ranks that SIGTERM has ended at once were ended by their launcher, which was asked to end; a single one was not."""
+    both = [
+        rank(n, "gone", ended_at=NOW - 11 + n / 100, ended_after=NOW - 12, exit_status=-15, end_is_reported=True)
+        for n in range(2)
+    ]
+    assert ended(*both) == [("interrupted", "all", ())]
+    later = replace(both[1], ended_at=NOW - 10.8)
+    assert ended(both[0], later) == [("died", "", (0,))]
+    # While others run, each is lost by itself: their launcher may not end them.
+    assert len(list(lost_ranks(Evidence(NOW, JOBS, ranks=[*both, rank(2)])))) == 2
+
+
+def test_wait_for_ranks_of_a_launcher_that_was_asked_to_end() -> None:
+    """Ranks that wait for one that has ended because its launcher was asked to end are no hang."""
+    dead = rank(3, "gone", ended_at=NOW - 30, ended_after=NOW - 31, stopped_by=15, stopped_at=NOW - 31)
+    (one,) = of_verdicts(Evidence(NOW, JOBS, [replace(HANG, cause="dead", ranks=[3])], [rank(0), dead], [GROUP]))
+    assert (one.variant, one.evidence) == ("interrupted", ())
 
 
 def test_killed_together() -> None:

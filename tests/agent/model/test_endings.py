@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from commwatch.wire import events as ev
 from commwatch.wire.identity import make_private_dir
 from commwatch_agent.history import job_exit
-from commwatch_agent.model.endings import Ending, failed, first_to_fail, says
+from commwatch_agent.model.endings import Ending, failed, first_to_fail, interruption, says
 from commwatch_agent.report.report import build
 from commwatch_agent.report.report_text import heading
 from tests.agent.ingest.test_intake import trainer
@@ -28,10 +30,12 @@ def clean(at_s: float, raised: str = "", *, in_operation: bool = False) -> Endin
     return Ending(at, at, True, raised, in_operation)
 
 
-def died(since_s: float, until_s: float, *, in_operation: bool = False, is_reported: bool = False) -> Ending:
+def died(
+    since_s: float, until_s: float, *, in_operation: bool = False, is_reported: bool = False, **about: Any
+) -> Ending:
     """A rank whose process vanished between two passes."""
     times = AT + int(since_s * S), AT + int(until_s * S)
-    return Ending(*times, clean=False, in_operation=in_operation, is_reported=is_reported)
+    return Ending(*times, clean=False, in_operation=in_operation, is_reported=is_reported, **about)
 
 
 def clock(at_s: float) -> str:
@@ -108,16 +112,82 @@ def test_says() -> None:
         f"exit code 1; rank 0 ended with ValueError at {clock(5)}, first of 2"
     )
     pressed = {0: clean(5, "KeyboardInterrupt"), 1: died(5, 6), 2: clean(6, "KeyboardInterrupt")}
-    assert says(pressed, 1) == f"exit code 1; ranks 0, 2 interrupted (Ctrl-C) at {clock(5)}"
+    assert says(pressed, 1) == f"exit code 1; interrupted by SIGINT (Ctrl-C) at {clock(5)}"
 
 
 def test_failed() -> None:
-    """The launcher's exit code decides where it is known, else the ranks; what is not known is not claimed."""
-    assert failed([], None) is None
-    assert failed([clean(1)], None) is False
-    assert failed([clean(1), died(1, 2)], None) is True
-    assert failed([died(1, 2)], 0) is False
-    assert failed([clean(1)], 3) is True
+    """The launcher's exit code decides where it is known, else the ranks; what is not known is not claimed. Who was asked to end has not failed."""
+    assert failed({}, None) is None
+    assert failed({0: clean(1)}, None) is False
+    assert failed({0: clean(1), 1: died(1, 2)}, None) is True
+    assert failed({0: died(1, 2)}, 0) is False
+    assert failed({0: clean(1)}, 3) is True
+    assert failed({0: clean(5, "KeyboardInterrupt"), 1: died(5, 6)}, 130) is False
+
+
+def by(number: int, at: float, **about: Any) -> Ending:
+    """A process that a signal has ended, as its kernel reported; a moment before, it was seen alive."""
+    return died(at - 0.25, at, is_reported=True, status=-number, **about)
+
+
+TERM, INT, KILL, SEGV = signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGSEGV
+
+
+def told(ending: Ending) -> Ending:
+    """The same, of a rank whose launcher was asked to end by SIGTERM at 5 s."""
+    return ending._replace(stop=int(TERM), stop_ns=AT + 5 * S)
+
+
+@pytest.mark.parametrize(
+    ("endings", "expected"),
+    [
+        (
+            {0: told(by(TERM, 5.1)), 1: told(by(KILL, 35))},
+            (TERM, 5.0, True),
+        ),  # the launcher has killed the second one
+        (
+            {0: told(clean(5.2, "RuntimeError", in_operation=True)), 1: told(by(TERM, 5.1))},
+            (TERM, 5.0, True),
+        ),
+        ({0: told(by(TERM, 5.1)), 1: by(KILL, 2)}, None),  # one was lost before
+        ({0: told(by(TERM, 5.1)), 1: clean(2, "ValueError")}, None),
+        ({0: told(by(TERM, 5.1)), 1: clean(2, "RuntimeError", in_operation=True)}, (TERM, 5.0, True)),
+        ({0: clean(5, "KeyboardInterrupt"), 1: by(KILL, 35)}, (INT, 5.0, True)),
+        ({0: clean(65, "KeyboardInterrupt"), 1: clean(5, "ValueError")}, None),  # Ctrl-C as the others hang
+        ({0: by(TERM, 5), 1: by(TERM, 5.01), 2: by(TERM, 5.02)}, (TERM, 5.0, False)),
+        ({0: by(INT, 5), 1: by(INT, 5.01)}, (INT, 5.0, False)),
+        ({0: by(TERM, 5), 1: by(TERM, 5.01), 2: by(KILL, 35)}, (TERM, 5.0, False)),
+        ({0: by(TERM, 5.2), 1: by(TERM, 5)}, None),  # it was sent to rank 1
+        ({0: clean(5.2, "RuntimeError", in_operation=True), 1: by(TERM, 5)}, None),
+        ({0: by(KILL, 5), 1: by(KILL, 5.01)}, None),
+        ({0: by(SEGV, 5), 1: by(TERM, 5.01)}, None),
+        ({0: by(SEGV, 5), 1: by(SEGV, 5.01)}, None),
+        ({0: by(TERM, 5)}, None),
+        ({0: died(5, 6), 1: died(5, 6)}, None),
+        ({0: clean(5), 1: clean(6)}, None),
+        ({}, None),
+    ],
+)
+def test_interruption(endings: dict[int, Ending], expected: tuple[int, float, bool] | None) -> None:
+    """A job was interrupted if its launcher was asked to end, or a signal that asks for it has ended ranks at once, and none had failed before."""
+    found = interruption(endings)
+    assert (found and (found.by, (found.at_ns - AT) / S, found.is_certain)) == expected
+    assert failed(endings, 1) is (expected is None)
+
+
+@pytest.mark.parametrize(
+    ("number", "at", "follows"), [(TERM, 5, True), (TERM, 8, False), (TERM, -700, False), (signal.SIGUSR1, 5, False)]
+)
+def test_stopped(number: int, at: float, follows: bool) -> None:
+    """A rank ends by a signal to its launcher from then on, for some minutes; not by one that asks for something else."""
+    assert (by(KILL, 6).stopped(number, AT + int(at * S)).stop == number) is follows
+
+
+def test_asked_to_end_but_ended_well() -> None:
+    """A job that was asked to end and ended well is no interrupted one; one that its launcher reports to have failed is."""
+    ended = {0: told(clean(6))}
+    assert says(ended, 0) == ""
+    assert says(ended, 1) == f"exit code 1; interrupted by SIGTERM at {clock(5)}"
 
 
 def test_from_the_ring(tmp_path: Path) -> None:
@@ -189,7 +259,22 @@ def test_exit_code_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "no JSON", "[1]", "{}", '["job", 3]', '["job", -1, 5]', '["job", 3, 1e99]', '["job", NaN, 5]', "[" * 5000],
+    [
+        "",
+        "no JSON",
+        "[1]",
+        "{}",
+        '["job", 3]',
+        '["job", -1, 5]',
+        '["job", 3, 1e99]',
+        '["job", NaN, 5]',
+        "[" * 5000,
+        '["job", null, 5, "", [15]]',
+        '["job", null, 5, "", [15, 1e99]]',
+        '["job", null, 5, "", [15, NaN]]',
+        '["job", null, 5, "", ["15s", 5]]',
+        '["job", 3, 5, "", 7]',
+    ],
 )
 def test_damaged_exit(tmp_path: Path, text: str) -> None:
     """What is no exit code is removed, and nothing comes of it."""
@@ -199,6 +284,35 @@ def test_damaged_exit(tmp_path: Path, text: str) -> None:
     assert taking.take() == []
     taking.remove()
     assert list((tmp_path / "exits").iterdir()) == []
+    assert taking.stop_of({"job": "job"}) is None
+
+
+def test_signal_to_the_launcher_is_kept(tmp_path: Path) -> None:
+    """A launcher that is asked to end leaves the signal at once; ranks that end from then on are interrupted, live and in the history."""
+    watch = Watch(tmp_path)
+    stop = job_exit.Stop(int(TERM), AT / S + 9.5)
+    with trainer(tmp_path, 0) as first, trainer(tmp_path, 1) as second:
+        for rank in (first, second):
+            rank.write([operation(start_ns=0, end_ns=5)])
+        watch.tick(9 * S)
+        left = job_exit.leave(tmp_path, "job", None, "", stop)
+        watch.tick(9 * S)
+        assert not left.exists()
+        first.kill()
+        watch.tick(10 * S)
+        (job,) = watch.agent.jobs()
+        assert (job.state, job.exit_code) == ("running", None)
+        assert [view.stopped_by for view in watch.agent.ranks(None)] == [TERM, None]
+        second.kill()
+    watch.tick(40 * S)
+    job_exit.leave(tmp_path, "job", 1, "", stop)
+    watch.tick(41 * S)
+    for _ in range(2):
+        (job,) = watch.agent.jobs()
+        assert (job.state, job.failed, job.exit_code) == ("ended", False, 1)
+        assert job.ending == f"exit code 1; interrupted by SIGTERM at {clock(9.5)}"
+        assert [(view.stopped_by, view.stopped_at) for view in watch.agent.ranks(None)] == [(TERM, stop.at)] * 2
+        watch.agent = Watch(tmp_path).agent  # what is left is the history's
 
 
 def test_odd_exits(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from commwatch.wire import events as ev
 from commwatch.wire.ring_reader import Drained, RingReader
+from commwatch_agent.history.job_exit import Stop
 from commwatch_agent.history.rows import RingRow
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.model.endings import Ending
@@ -74,12 +75,18 @@ class Look(NamedTuple):
     more: bool
 
 
-def ending(source: Source, closed_ns: int) -> Ending:
+def ending(source: Source, closed_ns: int, stop: Stop | None = None) -> Ending:
     """Return the ending of a rank that no longer runs.
 
     Args:
         closed_ns: when the rank recorded its end, on its clock; 0: it did not.
+        stop: the signal that asked its launcher to end the job; ``None``: none that is known.
     """
+    found = _ending(source, closed_ns)
+    return found if stop is None else found.stopped(stop.number, int(stop.at * 1e9))
+
+
+def _ending(source: Source, closed_ns: int) -> Ending:
     totals = source.totals
     raised_ns = max((record.end_ns for record in totals.failures if record.flags & ev.FAILED), default=None)
     if closed_ns:
