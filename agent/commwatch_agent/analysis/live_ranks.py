@@ -158,6 +158,7 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
         longest_quiet_s=longest_quiet_s,
         absence=_absence(totals, now_ns),
         steps=totals.marked,
+        step=totals.steps.totals.latest_number if totals.marked else None,
         stepped_s=_stepped_s(totals, now_ns),
         activity=_lately(totals, totals.activity, now_ns),
         traffic=_lately(totals, totals.traffic, now_ns) if totals.alive else totals.traffic and totals.traffic[1],

@@ -110,7 +110,10 @@ class Verdict:
     ago_s: float = 0.0
     #: For a corruption of weights: the first parameter that differs, and the step of the optimizer, from 1, after which that was first seen.
     parameter: str | None = None
+    #: For a wait or a disagreement: the training step, from 1, in which the ranks are that wait. ``None``: not known.
     step: int | None = None
+    #: For a disagreement: the ranks by what they have, the most frequent first; ``None``: not known.
+    sides: list[list[int]] | None = None
 
     @property
     def idles(self) -> float | None:
@@ -150,7 +153,22 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
             continue
         found += [each for wait in waits(group, here, known) for each in _judge(wait, look)]
     found += map(_of_outside, outside_waits(known))
-    return sorted(certain + _roots(_due(found)), key=lambda verdict: -verdict.since_s)
+    every = (with_step(each, known) for each in (*certain, *_roots(_due(found))))
+    return sorted(every, key=lambda verdict: -verdict.since_s)
+
+
+def with_step(verdict: Verdict, known: Mapping[tuple[str, int], RankView]) -> Verdict:
+    """Return a verdict with the training step in which the ranks are that wait, if it is known of all of them and the same.
+
+    Args:
+        known: ranks by job and number.
+    """
+    views = [known.get((verdict.job_id, rank)) for rank in verdict.waiting or verdict.ranks]
+    ended = {None if view is None else view.step for view in views}
+    number = ended.pop() if len(ended) == 1 else None
+    if number is None:
+        return verdict
+    return replace(verdict, step=number + 1, says=f"{verdict.says}, in step {number + 1}")
 
 
 def _users(known: Mapping[tuple[str, int], RankView]) -> dict[tuple[str, str], list[RankView]]:
@@ -272,7 +290,8 @@ def _disagreement(group: GroupView, seq: int, calls: Mapping[int, Call], since_s
         return None
     about = (group.job_id, group.group_id, group.group, seq, what.op)
     says = f"{what.says} ({what.op} {seq} of group {group.group})"
-    return Verdict("desync", what.cause, *about, what.odd, sorted(calls.keys() - set(what.odd)), since_s, says)
+    others = sorted(calls.keys() - set(what.odd))
+    return Verdict("desync", what.cause, *about, what.odd, others, since_s, says, sides=what.sides)
 
 
 def straggler_verdict(
@@ -542,7 +561,8 @@ def _of_ring(ring: list[Verdict]) -> Verdict:
     If all waits are of the same ranks, those that are not where most of them wait are at fault; else those for which others wait.
     """
     first, *others = sorted(ring, key=lambda verdict: (verdict.group_id, verdict.seq or 0, verdict.op, verdict.waiting))
-    order = replace(first, kind="desync", cause="order")
+    sides = [list(each) for each in dict.fromkeys(tuple(each.waiting) for each in (first, *others)) if each]
+    order = replace(first, kind="desync", cause="order", sides=sides)
     if not others:  # it has the other waits in its text
         return replace(order, says=f"ranks wait for each other in different groups: {first.says}")
     every = {rank for each in ring for rank in (*each.ranks, *each.waiting)}

@@ -15,7 +15,7 @@ from commwatch_agent.analysis.rank_state import shedding, state
 from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.families import families, uncertain
-from commwatch_agent.incidents.words import NO_STACK, is_over, lasted, no_place, stack, when
+from commwatch_agent.incidents.words import NO_STACK, is_over, lasted, no_place, stacks, when
 from commwatch_agent.model.endings import how_ended, is_death
 from commwatch_agent.model.views import InFlight, JobView, RankView
 from commwatch_agent.report.what_happened import ended_by, ending, happened
@@ -290,9 +290,10 @@ def _about(incident: IncidentDetails, *, has_stack: bool) -> Iterator[str]:
     remedy = incident.remedy.partition(f" {NO_STACK}")[0] if has_stack else incident.remedy
     if remedy and not is_over(incident):
         yield f"To do: {remedy}"
-    if taken := stack(incident.evidence):
-        yield "Python stack:"
-        yield from (f"  {line}" for line in taken.splitlines())
+    taken = stacks(incident.evidence, incident.kind)
+    for rank, text in taken:
+        yield "Python stack:" if len(taken) == 1 else f"Python stack of rank {rank}:"
+        yield from (f"  {line}" for line in text.splitlines())
 
 
 def _where(incident: IncidentDetails) -> str:

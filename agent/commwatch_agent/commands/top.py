@@ -12,6 +12,7 @@ from rich.text import Text
 
 from commwatch.wire.numbers import latest
 from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, WORTH
+from commwatch_agent.analysis.calls.differences import CERTAIN_S
 from commwatch_agent.analysis.headline import bottleneck, first, mean_core_wait, of_some, split
 from commwatch_agent.analysis.rank_state import begun, oldest, state
 from commwatch_agent.analysis.verdicts import Verdict, awaited_ranks, for_others, stragglers, waited_for, why_late
@@ -409,7 +410,9 @@ def _rank_rows(answers: Answers, shown: OfJob, ranks: list[RankView]) -> list[Ta
 
 
 def _named(op: InFlight, among: int) -> str:
-    return clean(f"{op.op} {op.group}") + (f" +{among - 1}" if among > 1 else "")
+    """Return an operation in words; once it takes long, with its number, as incidents have it."""
+    number = f" {op.seq}" if op.age_s >= CERTAIN_S else ""
+    return clean(f"{op.op}{number} {op.group}") + (f" +{among - 1}" if among > 1 else "")
 
 
 def _waited(row: Row) -> float | None:

@@ -91,7 +91,7 @@ def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, Any]:
         "last_at": incident.there_until,
         "holds": incident.holds and incident.ended_at is None,
         "title": title(incident.kind, incident.ranks, incident.cause, incident.evidence),
-        "place": place(incident.evidence),
+        "place": place(incident.evidence, incident.kind),
         "why_code": why,
         "remedy": what_to_do(*about, is_over=incident.ended_at is not None),
     }
@@ -181,7 +181,7 @@ def _united(best: _View, views: Collection[_View]) -> _View:
     every = (item for view in (best, *views) if isinstance(view, IncidentDetails) for item in view.evidence)
     items = with_new((), every)
     remedy = what_to_do(best.kind, best.why_code or best.cause, best.job_id, items, is_over=best.ended_at is not None)
-    return replace(best, evidence=sorted(items, key=lambda each: each.at), place=place(items), remedy=remedy)
+    return replace(best, evidence=sorted(items, key=lambda each: each.at), place=place(items, best.kind), remedy=remedy)
 
 
 def _knowledge(view: IncidentView) -> tuple[object, ...]:

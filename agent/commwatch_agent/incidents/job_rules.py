@@ -9,7 +9,7 @@ from statistics import fmean
 
 from commwatch.wire import events as ev
 from commwatch.wire.numbers import ahead
-from commwatch_agent.analysis.verdicts import Verdict, by_job
+from commwatch_agent.analysis.verdicts import Verdict, by_job, with_step
 from commwatch_agent.analysis.waits.uneven_work import Why, says, uneven
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.incidents.incident import BY_CTRL_C, LOST, STANDSTILLS, Condition, EvidenceItem
@@ -58,8 +58,20 @@ def of_verdicts(evidence: Evidence) -> Iterator[Condition]:
         if verdict.kind == "desync" and verdict.since_s < _CERTAIN_S and not is_whole and not job.ended:
             continue
         condition = _condition(verdict, job, size, evidence.now)
+        if verdict.kind == "desync":
+            condition = replace(condition, evidence=(*condition.evidence, *_raised_on(verdict, evidence)))
         by_ctrl_c = verdict.cause in LOST and any((verdict.job_id, rank) in interrupted for rank in verdict.ranks)
         yield replace(condition, variant=BY_CTRL_C, evidence=()) if by_ctrl_c else condition
+
+
+def _raised_on(verdict: Verdict, evidence: Evidence) -> Iterator[EvidenceItem]:
+    """Yield where the first rank of each side of a disagreement raised, as far as that is known."""
+    firsts = {side[0] for side in verdict.sides or () if side}
+    for view in evidence.ranks:
+        if view.job_id == verdict.job_id and view.rank in firsts and view.raised and view.raised_at:
+            says = f"rank {view.rank} {how_ended(view.raised, view.raised_at, view.raised_says or '', None)}"
+            data = {"rank": view.rank, "raised": view.raised, "at": view.raised_at}
+            yield EvidenceItem("ending", view.ended_at or evidence.now, says, data)
 
 
 def _is_interrupted(view: RankView, evidence: Evidence) -> bool:
@@ -149,7 +161,14 @@ def _idle(verdict: Verdict, group_size: int | None) -> tuple[float | None, float
 
 
 def _item(verdict: Verdict, now: float) -> EvidenceItem:
-    about = {"kind": verdict.kind, "cause": verdict.cause, "ranks": list(verdict.ranks), "why": verdict.why_code}
+    step = None if verdict.kind == "corruption" else verdict.step
+    about = {
+        "kind": verdict.kind,
+        "cause": verdict.cause,
+        "ranks": list(verdict.ranks),
+        "why": verdict.why_code,
+        "step": step,
+    }
     known = {name: value for name, value in about.items() if value is not None}
     return EvidenceItem(verdict.source, now, verdict.says, known)
 
@@ -195,8 +214,9 @@ def _left_early(
         says = f"{named(left)} had ended{code} and did not join ({named(waiting)} raised in {where})"
         about = (first.job_id, each.group_id, group.group, each.seq, each.op)
         since_s = max(0.0, now - (first.ended_after or now))
-        found = _condition(Verdict("hang", "gone", *about, left, waiting, since_s, says), job, group.size, now)
-        yield replace(found, is_final=True)
+        known = {(view.job_id, view.rank): view for view in views}
+        verdict = with_step(Verdict("hang", "gone", *about, left, waiting, since_s, says), known)
+        yield replace(_condition(verdict, job, group.size, now), is_final=True)
 
 
 def _had_ended(view: RankView, at: float) -> bool:

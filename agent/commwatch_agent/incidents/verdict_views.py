@@ -12,7 +12,7 @@ from commwatch_agent.incidents.incident import ONE_WAIT, STANDSTILLS, Incident, 
 #: Kinds of incidents that are shown as verdicts.
 KINDS = STANDSTILLS | {"straggler", "corruption"}
 #: What a verdict has beside the fields of an incident.
-_DETAILS = ("says", "source", "why", "why_code", "idle_ranks", "parameter", "step")
+_DETAILS = ("says", "source", "why", "why_code", "idle_ranks", "parameter", "step", "sides")
 #: A condition that was found so many seconds ago still holds: looks are a second apart. An ended fault must not be a verdict for long.
 _HOLDS_S = 2.0
 

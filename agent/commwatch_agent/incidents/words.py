@@ -11,6 +11,8 @@ from commwatch_agent.text.units import seconds, time_of_day
 from commwatch_alerts.remedies import TITLES, remedy
 from commwatch_collectors.spans import ranks as named
 
+#: The kind of incident that has several sides, each with its place and stack.
+DISAGREE = "desync"
 #: Begin of the sentence on a stack that could not be taken; the last one of a remedy.
 NO_STACK = "No Python stack of rank"
 #: Titles of losses of no single rank, by cause.
@@ -109,17 +111,32 @@ def lasted(incident: Timed) -> str:
     return f"{when(incident)}{f'; cost {spent}' if spent else ''}"
 
 
-def place(evidence: Iterable[EvidenceItem]) -> str:
-    """Return where in the code the first culprit was, as ``load (train.py:88)``: where it raised, else of its stack; empty: not known."""
+def place(evidence: Iterable[EvidenceItem], kind: str = "") -> str:
+    """Return where in the code the first culprit was, as ``load (train.py:88)``: where it raised, else of its stack; empty: not known.
+
+    Ranks that disagree have several places: ``step (train.py:88) on rank 0 and test (train.py:12) on rank 1``.
+    """
     items = list(evidence)
-    raised = (item.data.get("at") for item in items if item.source == "ending")
-    stacks = (item.data.get("place") for item in items if item.source == "stack")
-    return next((str(at) for at in (*raised, *stacks) if at), "")
+    raised = ((item, item.data.get("at")) for item in items if item.source == "ending")
+    stacks = ((item, item.data.get("place")) for item in items if item.source == "stack")
+    found = [(item.data.get("rank"), str(at)) for item, at in (*raised, *stacks) if at]
+    if kind != DISAGREE:
+        return next((at for _, at in found), "")
+    of_rank = {rank: at for rank, at in reversed(found) if isinstance(rank, int)}
+    places = {at: sorted(rank for rank in of_rank if of_rank[rank] == at) for _, at in sorted(of_rank.items())}
+    return " and ".join(f"{at} on {named(ranks)}" for at, ranks in places.items())
 
 
-def stack(evidence: Iterable[EvidenceItem]) -> str:
-    """Return the Python stack of the first culprit of which one was taken; empty: there is none."""
-    return next((str(item.data["stack"]) for item in evidence if item.source == "stack" and item.data.get("stack")), "")
+def stacks(evidence: Iterable[EvidenceItem], kind: str) -> list[tuple[int, str]]:
+    """Return ranks and their Python stacks: of the first culprit of which one was taken; of ranks that disagree all, each place once."""
+    taken = [item for item in evidence if item.source == "stack" and item.data.get("stack")]
+    found = {item.data.get("place") or item.data["rank"]: item.data for item in reversed(taken)}
+    shown = (
+        sorted(found.values(), key=lambda data: int(str(data["rank"])))
+        if kind == DISAGREE
+        else [item.data for item in taken[:1]]
+    )
+    return [(int(str(data["rank"])), str(data["stack"])) for data in shown]
 
 
 def no_stack(evidence: Iterable[EvidenceItem]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import ceil
 from operator import add, sub
 from statistics import median, median_low
@@ -75,6 +75,11 @@ class StepTotals:
         self.recent: deque[StepRecord] = deque()
         #: The sums over these, without long ones.
         self._usual = sums_of(())
+
+    @property
+    def latest_number(self) -> int | None:
+        """Number of the latest step; ``None``: there is none."""
+        return step_number([step.seq for step in islice(reversed(self.recent), 3 * LEAST_STEPS)])
 
     def add(self, step: StepRecord) -> None:
         """Add a step."""

@@ -25,13 +25,14 @@ _MORE_WORK = 1.25
 _NO_DIFFERENCE = 0.25
 #: Share of the time from which on main threads that wait for a CPU core make all other figures doubtful.
 SCARCE_CORES = 0.20
-#: Ranks lack cores alike if none lacks them for more than so many times as long as the others.
-_ALIKE = 2
+#: All ranks lack cores if each does so for so many times as long as the others wait for the late one; and alike, if that one does so for at most so
+#: many times as long as they.
+_MUCH_LONGER, _ALIKE = 2, 1.5
 
 
 #: Codes of reasons.
 THROTTLED, QUOTA, NO_CORE, COMPUTES, PAGES, IDLE = "throttled", "quota", "no_core", "computes", "pages", "idle"
-#: All ranks lack cores alike, for longer than one is late: by chance one is the latest, and it is no culprit.
+#: All ranks lack cores alike, for much longer than one is late: by chance one is the latest, and it is no culprit.
 ALL_LACK_CORES = "all_lack_cores"
 
 
@@ -98,7 +99,7 @@ def reason(rank: int, late: float, samples: Mapping[int, Sequence[Sample]], sinc
     others = Shares(*(median(values) for values in zip(*known.values(), strict=True)))
     why = _of_process(culprit, others, late)
     if (why is None or why.code == NO_CORE) and _all_lack_cores(culprit, others, late):
-        return Why(ALL_LACK_CORES, "all ranks wait for cores, for longer than the others wait for it")
+        return Why(ALL_LACK_CORES, "all ranks wait for cores, for much longer than the others wait for it")
     return why
 
 
@@ -172,6 +173,6 @@ def _of_process(mine: Shares, others: Shares, late: float) -> Why | None:
 
 
 def _all_lack_cores(mine: Shares, others: Shares, late: float) -> bool:
-    """Return whether each rank loses more time for want of cores than the others wait for the late one, and that one not much more than they."""
+    """Return whether each rank loses much more time for want of cores than the others wait for the late one, and that one not much more than they."""
     here, there = mine.wanted + mine.throttled, others.wanted + others.throttled
-    return min(here, there) >= max(SCARCE_CORES, late) and here <= _ALIKE * there
+    return min(here, there) >= max(SCARCE_CORES, _MUCH_LONGER * late) and here <= _ALIKE * there

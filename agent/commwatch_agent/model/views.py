@@ -306,6 +306,8 @@ class RankView:
     absence: Usual | None = None
     #: It marks steps; ``None``: not known.
     steps: bool | None = None
+    #: Number of the latest training step that it has ended, from 1; ``None``: it has marked none, or not known.
+    step: int | None = None
     #: Seconds since it ended its latest training step; ``None``: it has marked none, or has ended.
     stepped_s: float | None = None
     #: What it does while others wait for it; ``None``: none waits, or not known.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from statistics import median
 
 from commwatch.wire.events import SYMMETRIC
@@ -19,7 +18,7 @@ from commwatch_agent.analysis.verdicts import Verdict
 from commwatch_agent.incidents.answers import IncidentView
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import LAST_NS, RankTotals
-from commwatch_agent.ingest.step_accounting import LEAST_STEPS, is_rate_stale, step_number, sums_of
+from commwatch_agent.ingest.step_accounting import LEAST_STEPS, is_rate_stale, sums_of
 from commwatch_agent.model import endings
 from commwatch_agent.model.api_views import Row
 from commwatch_agent.model.cells import NO_WAITS, SLOT_NS, Cell, StepRecord, WaitSums, added
@@ -220,7 +219,7 @@ def _line(totals: RankTotals, view: RankView, steps: list[StepRecord], card: Car
         host=view.host,
         state=state(view),
         verdict=None,
-        step=step_number([step.seq for step in islice(reversed(step_totals.recent), 3 * LEAST_STEPS)]),
+        step=step_totals.latest_number,
         step_s=median(step.end_ns - step.start_ns for step in steps) / 1e9 if steps else None,
         comm=comm,
         exposed=exposed,

@@ -9,7 +9,7 @@ from commwatch_agent.incidents.answers import IncidentDetails, IncidentView
 from commwatch_agent.incidents.families import Family, families
 from commwatch_agent.incidents.incident import JOB_ENDED, STANDSTILLS
 from commwatch_agent.incidents.stacks import is_of_user, main_thread
-from commwatch_agent.incidents.words import lasted, lasted_s, no_place, stack, when
+from commwatch_agent.incidents.words import DISAGREE, lasted, lasted_s, no_place, stacks, when
 from commwatch_agent.ingest.stragglers import COSTS
 from commwatch_agent.model.endings import exit_says
 from commwatch_agent.model.views import JobView
@@ -153,9 +153,8 @@ def html(found: Sequence[Happened], *, failed: bool) -> list[str]:
     for one in _in_full(found, failed=failed):
         parts.append(f"<h3>{html_frame.text(_marked(one, found, failed=failed))}</h3>")
         parts += [f"<p>{html_frame.text(text[:1].upper() + text[1:])}</p>" for text in _about(one.cause)]
-        frames = stack(one.cause.evidence)
-        if frames:
-            parts.append(f"<details><summary>Python stack</summary><pre>{html_frame.text(frames)}</pre></details>")
+        for title, frames in _stacks(one.cause):
+            parts.append(f"<details><summary>{title}</summary><pre>{html_frame.text(frames)}</pre></details>")
         parts += [f"<p>To do: {html_frame.text(one.cause.remedy)}</p>"] if one.cause.remedy else []
         effects = "".join(f"<li>{html_frame.text(_head(effect))}</li>" for _, effect in one.effects)
         parts += [f"<p>Therefore:</p><ul>{effects}</ul>"] if effects else []
@@ -193,14 +192,25 @@ def _about(incident: IncidentDetails) -> Iterator[str]:
     yield incident.says
     if incident.place and incident.place not in incident.says:
         over_time = (item.text for item in incident.evidence if item.source == "stack" and "part" in item.data)
-        yield next(over_time, f"{named(incident.ranks[:1])} was in {incident.place}")
+        whom = "the ranks were" if incident.kind == DISAGREE else f"{named(incident.ranks[:1])} was"
+        yield next(over_time, f"{whom} in {incident.place}")
     if not incident.place and (showed := no_place(incident.evidence)):
         yield showed
 
 
+def _stacks(incident: IncidentDetails) -> list[tuple[str, str]]:
+    """Return the Python stacks of an incident with their titles; several where ranks disagree."""
+    found = stacks(incident.evidence, incident.kind)
+    return [("Python stack" + (f" of rank {rank}" if len(found) > 1 else ""), text) for rank, text in found]
+
+
 def _frames(incident: IncidentDetails) -> Iterator[str]:
-    frames = main_thread(stack(incident.evidence))
-    yield from ["    Python stack, the innermost frame first:"] if frames else []
+    for title, text in _stacks(incident):
+        yield from _frames_of(title, main_thread(text))
+
+
+def _frames_of(title: str, frames: list[str]) -> Iterator[str]:
+    yield from [f"    {title}, the innermost frame first:"] if frames else []
     shown = frames
     if len(frames) > _MOST_FRAMES:  # those of libraries are the first that a reader can do without
         shown = [*frames[:1], *filter(is_of_user, frames[1:])][:_MOST_FRAMES]

@@ -57,7 +57,7 @@ class Culprits:
         self._taken = {at for at in self._taken if any(at[0] == each.id for each in found)}
         self._tell([each for each in found if each.kind in WAITED_FOR and each.ranks])
         for incident in found:
-            new = [rank for rank in incident.ranks[:_MOST] if (incident.id, rank) not in self._taken]
+            new = [rank for rank in _looked_at(incident) if (incident.id, rank) not in self._taken]
             if not new or _is_known(incident, new):
                 continue
             self._taken |= {(incident.id, rank) for rank in new}
@@ -119,6 +119,13 @@ class Culprits:
 
     def _here(self, job: str) -> list[RankView]:
         return [view for view in self._ranks(job) if view.host == self._host and view.state == "running"]
+
+
+def _looked_at(incident: Incident) -> list[int]:
+    """Return the ranks whose stacks are taken: culprits, and of ranks that disagree one of each side first."""
+    sides = incident.details.get("sides")
+    firsts = [int(side[0]) for side in sides if side] if isinstance(sides, list) else []
+    return list(dict.fromkeys([*firsts, *incident.ranks]))[:_MOST]
 
 
 def _known_by(incident: Incident, item: EvidenceItem) -> tuple[str, object, object]:

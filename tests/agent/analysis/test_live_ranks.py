@@ -105,6 +105,17 @@ def test_quiet() -> None:
     assert (view("job", totals, NOW).quiet_s, view("job", totals, NOW).longest_quiet_s) == (None, None)
 
 
+def test_latest_step() -> None:
+    """A rank has the number of the latest step that it has ended, also after its end; one that marks none has none."""
+    totals = rank(JobTable(), 0)
+    ingest_records(totals, packed(operation(start_ns=NOW - 9 * S, end_ns=NOW - 9 * S)))
+    assert view("job", totals, NOW).step is None
+    ingest_records(totals, packed(*(mark(number, NOW - (9 - number) * S) for number in range(1, 7))))
+    assert view("job", totals, NOW).step == 6
+    lost(totals)
+    assert view("job", totals, NOW).step == 6
+
+
 def lost(book: RankTotals, properly: bool = False, gone_ns: int = NOW) -> None:
     """What the intake writes down of a rank that lives no more."""
     book.alive, book.closed_properly, book.gone_ns = False, properly, gone_ns

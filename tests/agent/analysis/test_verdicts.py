@@ -82,6 +82,37 @@ WAITING = [rank(n, op()) for n in (0, 1, 2)]
 
 
 @pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ((213, 213, 213, 213), 214),
+        ((213, 213, 213, 212), 214),  # that of the ranks that wait
+        ((213, 213, 213, None), 214),
+        ((213, 213, 212, 213), None),
+        ((213, 213, None, 213), None),
+        ((None, None, None, 213), None),
+    ],
+)
+def test_step_of_a_wait(steps: tuple[int | None, ...], expected: int | None) -> None:
+    """A wait is in the step after the latest one that all waiting ranks have ended; where they differ, or do not mark steps, that is not known."""
+    missing = rank(3, process="stopped", step=steps[3])
+    (verdict,) = judged(*(replace(each, step=step) for each, step in zip(WAITING, steps[:3], strict=True)), missing)
+    assert (verdict.kind, verdict.step) == ("hang", expected)
+    assert verdict.says.endswith(f", in step {expected}" if expected else "for 60.0 s)")
+
+
+def test_sides_of_a_disagreement() -> None:
+    """A disagreement has the ranks of each side, the largest first, and the same operation in its name however the ranks are listed."""
+    here = [rank(n, op(name, dtype="float32"), step=9) for n, name in enumerate(["all_gather", "all_reduce"] * 2)]
+    for ranks in (here, here[::-1]):
+        (verdict,) = judged(*ranks)
+        assert (verdict.op, verdict.sides, verdict.step) == ("all_gather", [[0, 2], [1, 3]], 10)
+        assert verdict.says.endswith("(all_gather 7 of group world), in step 10")
+    three = [*here[:3], rank(3, op("all_gather"), step=9)]
+    (verdict,) = judged(*three)
+    assert (verdict.ranks, verdict.sides) == ([1], [[0, 2, 3], [1]])
+
+
+@pytest.mark.parametrize(
     ("missing", "kind", "cause", "says"),
     [
         (rank(3), "stalled", "not_joined", "stalled: rank 3 has not joined; it is alive"),

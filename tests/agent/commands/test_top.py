@@ -518,9 +518,9 @@ def test_hidden_communication_is_no_alarm() -> None:
 def test_oldest_wait_is_shown() -> None:
     """Of several operations in flight the one that keeps somebody waiting is shown, not a message that was only posted early."""
     shown = of_job(ranks=[rank(0, in_flight=[in_flight(90, op="recv"), in_flight(2.5)])])
-    assert "all_reduce dp +1  2.50 s" in text(shown, 120)
+    assert "all_reduce 8 dp +1  2.50 s" in text(shown, 120)
     shown = of_job(ranks=[rank(0, in_flight=[in_flight(90, waited_s=4.0, op="recv"), in_flight(2.5)])])
-    assert "recv dp +1  4.00 s" in text(shown, 120)
+    assert "recv 8 dp +1  4.00 s" in text(shown, 120)
 
 
 def test_job_began_within_the_window() -> None:

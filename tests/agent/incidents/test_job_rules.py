@@ -46,6 +46,17 @@ def found(*verdicts: Verdict) -> list[Condition]:
     return list(of_verdicts(Evidence(NOW, JOBS, verdicts, groups=[GROUP])))
 
 
+def test_places_of_a_disagreement() -> None:
+    """Ranks that disagree and raise have the place of each side; of a side, that of its first rank."""
+    quarrel = replace(HANG, kind="desync", cause="ops", ranks=[1], waiting=[0, 2, 3], sides=[[0, 2, 3], [1]])
+    raised = [
+        rank(n, "ended", ended_at=NOW - 1, raised="RuntimeError", raised_at=f"step (train.py:{n})") for n in range(3)
+    ]
+    (one,) = of_verdicts(Evidence(NOW, JOBS, [quarrel], raised, [GROUP]))
+    assert [item.data.get("at") for item in one.evidence] == [None, "step (train.py:0)", "step (train.py:1)"]
+    assert one.details["sides"] == [[0, 2, 3], [1]]
+
+
 def test_of_a_verdict() -> None:
     """A condition has what its verdict says, since when by its age, and who does nothing meanwhile."""
     (one,) = found(HANG)

@@ -11,9 +11,9 @@ import pytest
 from commwatch_agent.commands.diagnosis import Diagnosis, text
 from commwatch_agent.incidents.answers import details_of, view_of
 from commwatch_agent.incidents.incident import JOB_ENDED, RECOVERED, EvidenceItem, Incident
-from commwatch_agent.incidents.words import cost, end, no_place, stack, title, what_to_do, when
+from commwatch_agent.incidents.words import cost, end, no_place, stacks, title, what_to_do, when
 from commwatch_agent.report.incident_page import incident_page
-from commwatch_agent.report.what_happened import happened, lines
+from commwatch_agent.report.what_happened import happened, html, lines
 from commwatch_agent.text.units import time_of_day
 from commwatch_alerts.catalogue import read, shipped
 from commwatch_alerts.remedies import TITLES, remedy
@@ -114,7 +114,32 @@ def test_view() -> None:
     assert "kill" not in view_of(incident(ended_at=AT + 60, evidence=(process,))).remedy
     told = tuple(EvidenceItem("nccl_log", AT, "", {"do": do} if do else {"line": 4}) for do in ("before", "now", ""))
     assert view_of(incident("nccl_fault", "", evidence=told)).remedy == "now"
-    assert (stack((raised, taken)), stack((raised,)), title("unheard_of", ())) == ("s", "", "unheard_of")
+    assert (stacks((raised, taken), "hang"), stacks((raised,), "hang")) == ([(2, "s")], [])
+    assert title("unheard_of", ()) == "unheard_of"
+
+
+def test_both_sides_of_a_disagreement() -> None:
+    """Where ranks disagree, each side has its place and its stack in all views; ranks at one place have it once."""
+
+    def at(rank: int, place: str) -> EvidenceItem:
+        stack = f'Thread {rank}: "MainThread"\n    {place}\n'
+        return EvidenceItem("stack", AT, "", {"rank": rank, "place": place, "stack": stack})
+
+    first, second, third = at(1, "test (train.py:12)"), at(0, "step (train.py:88)"), at(3, "step (train.py:88)")
+    one = details_of(incident("desync", "ops", evidence=(first, second, third)))
+    assert one.place == "step (train.py:88) on ranks 0, 3 and test (train.py:12) on rank 1"
+    assert stacks(one.evidence, "desync") == [(0, second.data["stack"]), (1, first.data["stack"])]
+    report, diagnosed = (
+        "\n".join(lines(happened([one]), 200, failed=True)),
+        text(Diagnosis(incidents=[one], ended=JOB), [], [], "commwatch diagnose"),
+    )
+    for shown in (report, diagnosed):
+        assert one.place in shown
+        assert shown.index("Python stack of rank 0") < shown.index("Python stack of rank 1")
+    (page,) = [part for part in html(happened([one]), failed=True) if "Python stack of rank 1" in part]
+    assert "test (train.py:12)" in page
+    raised = EvidenceItem("ending", AT, "", {"rank": 1, "at": "loss (train.py:40)"})
+    assert details_of(incident("desync", "ops", evidence=(first, raised))).place == "loss (train.py:40) on rank 1"
 
 
 def test_missing_stack() -> None:

@@ -237,10 +237,15 @@ def test_more_work_where_all_wait_for_cores(mine: list[Sample], code: str) -> No
         (0.08, looks(ran=0.40, wanted=0.38), looks(ran=0.40, wanted=0.30), ALL_LACK_CORES),
         (0.08, looks(ran=0.38, wanted=0.33), looks(ran=0.40, wanted=0.30), IDLE),  # it sleeps for as long as it is late
         (0.08, looks(ran=0.37, wanted=0.29), looks(ran=0.40, wanted=0.30), ALL_LACK_CORES),  # a little less of both
-        (0.08, looks(ran=0.30, wanted=0.30, throttled=0.3), looks(ran=0.30, throttled=0.3), ALL_LACK_CORES),
-        (0.08, looks(ran=0.40, wanted=0.70), looks(ran=0.40, wanted=0.30), NO_CORE),  # much longer than the others
+        (0.08, looks(ran=0.30, wanted=0.12, throttled=0.3), looks(ran=0.30, throttled=0.3), ALL_LACK_CORES),
+        (0.08, looks(ran=0.40, wanted=0.50), looks(ran=0.40, wanted=0.30), NO_CORE),  # much longer than the others
         (0.08, looks(ran=0.55, wanted=0.35), looks(ran=0.40, wanted=0.30), COMPUTES),
-        (0.40, looks(ran=0.40, wanted=0.60), looks(ran=0.40, wanted=0.30), NO_CORE),  # it costs more than want of cores
+        (
+            0.20,
+            looks(ran=0.40, wanted=0.43),
+            looks(ran=0.40, wanted=0.30),
+            NO_CORE,
+        ),  # it costs nearly as much as than want of cores
         (0.08, looks(ran=0.40, wanted=0.15), looks(ran=0.40, wanted=0.10), NO_CORE),  # there are cores
         (0.08, looks(ran=0.37, wanted=0.09), looks(ran=0.40, wanted=0.10), None),
     ],
@@ -252,7 +257,7 @@ def test_all_lack_cores(late: float, mine: list[Sample], other: list[Sample], co
 
 
 @pytest.mark.parametrize(
-    ("wanted", "named"), [((0.8, 0.8), False), ((0.8, 0.1), True), ((0.0, 0.0), True), (None, True)]
+    ("wanted", "named"), [((1.0, 1.0), False), ((1.0, 0.1), True), ((0.0, 0.0), True), (None, True)]
 )
 def test_no_culprit_where_all_lack_cores(wanted: tuple[float, float] | None, named: bool) -> None:
     """No rank is called late for want of cores that all ranks lack alike; it is where only it lacks them, and where that is not known."""

@@ -188,6 +188,24 @@ def test_not_of_others(incident: Incident) -> None:
     assert scene.added == []
 
 
+def test_one_of_each_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ranks that disagree, one of each side is looked at first, also one that is none of the culprits; then further culprits, four in all."""
+    looked: list[int] = []
+
+    def note(culprits: Culprits, job: str, ranks: Sequence[int]) -> list[EvidenceItem]:
+        looked.extend(ranks)
+        return []
+
+    monkeypatch.setattr(Culprits, "of", note)
+    sides = {"sides": [[0, 4], [1, 2, 3, 5], [6]]}
+    disagree = replace(HANG, kind="desync", ranks=(1, 2, 3, 5, 6), waiting=(0, 4), details=sides)
+    scene = Scene(disagree, pid=os.getpid())
+    views = [replace(scene.view, rank=rank) for rank in range(7)]
+    scene.culprits._ranks = lambda job: views
+    scene.culprits.tick()
+    assert looked == [0, 1, 6, 2]
+
+
 def test_on_another_node() -> None:
     """What a culprit on another node does is taken by the agent there, which answers at most once in some seconds."""
     here, there = Scene(HANG, pid=os.getpid()), Scene(replace(HANG, ranks=(3, 5)), pid=os.getpid())

@@ -42,6 +42,8 @@ class Difference(NamedTuple):
     #: The ranks without the most frequent value; all ranks if two values are equally frequent. Of split sizes those that explain all differences.
     odd: list[int]
     says: str
+    #: The ranks by what they have, the most frequent first; of split sizes those that explain all differences, and the others.
+    sides: list[list[int]]
 
 
 def difference(calls: Mapping[int, Call], members: Sequence[int] = ()) -> Difference | None:
@@ -50,17 +52,17 @@ def difference(calls: Mapping[int, Call], members: Sequence[int] = ()) -> Differ
     Args:
         members: of the group, in its order; empty: not known, and split sizes are not compared.
     """
-    ops = {rank: call.op for rank, call in calls.items()}
+    ops = {rank: call.op for rank, call in sorted(calls.items())}
     most = Counter(ops.values()).most_common(1)[0][0]
     if len(set(ops.values())) > 1:
-        return Difference("ops", most, _odd(ops), f"ranks in different ops: {_parts(ops)}")
+        return _of_values("ops", most, ops, "ranks in different ops")
     roots = {rank: f"root {call.root}" for rank, call in calls.items() if call.root is not None}
     if most in ev.TO_ROOT | ev.FROM_ROOT and len(set(roots.values())) > 1:
-        return Difference("root", most, _odd(roots), f"roots differ: {_parts(roots)}")
+        return _of_values("root", most, roots, "roots differ")
     known = (each for each in calls.items() if each[1].size_bytes is not None and each[1].dtype is not None)
     data = {rank: f"{call.size_bytes} bytes of {call.dtype}" for rank, call in known}
     if most in ev.SAME_SIZE and len(set(data.values())) > 1:
-        return Difference("sizes", most, _odd(data), f"sizes or dtypes differ: {_parts(data)}")
+        return _of_values("sizes", most, data, "sizes or dtypes differ")
     wrong = list(_unequal_splits(calls, members))
     if wrong:
         parts = "; ".join(
@@ -68,8 +70,18 @@ def difference(calls: Mapping[int, Call], members: Sequence[int] = ()) -> Differ
             for one, other, sent, wanted in wrong[:_MOST_PAIRS]
         )
         more = f"; and {len(wrong) - _MOST_PAIRS} more pairs" if len(wrong) > _MOST_PAIRS else ""
-        return Difference("splits", most, _explaining(wrong), f"split sizes differ: {parts}{more}")
+        odd = _explaining(wrong)
+        sides = [odd, sorted(calls.keys() - set(odd))]
+        return Difference("splits", most, odd, f"split sizes differ: {parts}{more}", [each for each in sides if each])
     return None
+
+
+def _of_values(cause: str, op: str, what: Mapping[int, str], says: str) -> Difference:
+    """Return a difference in what ranks have, of which there are several."""
+    names = [name for name, _ in Counter(what[rank] for rank in sorted(what)).most_common()]
+    sides = [sorted(rank for rank in what if what[rank] == name) for name in names]
+    parts = "; ".join(f"{named(ranks)}: {name}" for name, ranks in zip(names, sides, strict=True))
+    return Difference(cause, op, _odd(what), f"{says}: {parts}", sides)
 
 
 def _unequal_splits(calls: Mapping[int, Call], members: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
@@ -123,12 +135,6 @@ def calls_in(group: GroupView, here: Collection[RankView]) -> Iterator[tuple[int
 
 def _call(each: InFlight | Failed | Ended, root: int | None) -> Call:
     return Call(each.op, each.size_bytes, each.dtype, root, each.sends, each.expects)
-
-
-def _parts(what: Mapping[int, str]) -> str:
-    """Return as text which ranks have which value, the most frequent first, then by rank."""
-    names = [name for name, _ in Counter(what[rank] for rank in sorted(what)).most_common()]
-    return "; ".join(f"{named([rank for rank in what if what[rank] == name])}: {name}" for name in names)
 
 
 def _odd(what: Mapping[int, str]) -> list[int]:
