@@ -28,6 +28,8 @@ SCARCE_CORES = 0.20
 #: All ranks lack cores if each does so for so many times as long as the others wait for the late one; and alike, if that one does so for at most so
 #: many times as long as they.
 _MUCH_LONGER, _ALIKE = 2, 1.5
+#: By chance, a rank is late for no larger share of the time than this.
+_BY_CHANCE = 0.10
 
 
 #: Codes of reasons.
@@ -175,4 +177,4 @@ def _of_process(mine: Shares, others: Shares, late: float) -> Why | None:
 def _all_lack_cores(mine: Shares, others: Shares, late: float) -> bool:
     """Return whether each rank loses much more time for want of cores than the others wait for the late one, and that one not much more than they."""
     here, there = mine.wanted + mine.throttled, others.wanted + others.throttled
-    return min(here, there) >= max(SCARCE_CORES, _MUCH_LONGER * late) and here <= _ALIKE * there
+    return late <= _BY_CHANCE and min(here, there) >= max(SCARCE_CORES, _MUCH_LONGER * late) and here <= _ALIKE * there
