@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -15,6 +16,7 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
+from commwatch_agent.history.soundness import row_checksum
 from commwatch_agent.reference.references import Measured, directory, save
 from tests.agent.test_config import one_line
 from tests.agent.test_job_reports import BASE, NODES, STEPS, Site
@@ -231,6 +233,28 @@ def test_gains_of_advice(asked: RunningAgent) -> None:
 def _replayed(advice: list[Any]) -> list[Any]:
     """Advice with predicted gains, without the numbers that led to it, which the report has of the whole job."""
     return [each | {"because": []} for each in advice if each["gain_source"] == "replay"]
+
+
+def test_ranks_without_cores(tmp_path: Path) -> None:
+    """Where the ranks lacked cores, the table, its JSON, the page and the advice of a report have which share of the time they waited for one."""
+    writers: list[Any] = [_rank(rings_of(tmp_path), rank) for rank in range(2)]
+    with agent(tmp_path) as running:
+        wait_for(lambda: len(running.get("/api/v1/steps?job=train&limit=1000")) == 2 * 30, "the steps")
+        for writer in writers:
+            end_rank(writer)
+        wait_for(lambda: running.get("/api/v1/jobs")[0]["state"] == "ended", "the end")
+    (history,) = tmp_path.rglob("history*.sqlite")
+    with closing(sqlite3.connect(history)) as db, db:
+        for (ring,) in db.execute("SELECT id FROM ring").fetchall():
+            row = (ring, "core_wait", 0, "0.340")
+            db.execute("INSERT OR REPLACE INTO name VALUES (?,?,?,?,?)", (*row, row_checksum(row)))
+    wide = clean_env(COLUMNS="250")
+    cores = "that the ranks have CPU cores, for which their main threads waited 34% of the time"
+    assert f"\nthese estimates assume {cores}\n" in commwatch("whatif", "train", "--dir", tmp_path, env=wide).stdout
+    assert json.loads(commwatch("whatif", "train", "--dir", tmp_path, "--json").stdout)["core_wait_share"] == 0.34
+    commwatch("report", "train", "--dir", tmp_path, "--html", tmp_path / "report.html", env=wide)
+    assert f"; this assumes {cores}" in commwatch("report", "train", "--dir", tmp_path, env=wide).stdout
+    assert f"<p>These estimates assume {cores}.</p>" in (tmp_path / "report.html").read_text()
 
 
 def test_over_all_nodes(tmp_path: Path) -> None:

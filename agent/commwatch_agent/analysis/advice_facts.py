@@ -13,6 +13,7 @@ from commwatch_agent.model.alpha_beta import Curve
 from commwatch_agent.model.api_views import Remedy
 from commwatch_agent.model.model_parts.repeats import Repeat
 from commwatch_agent.model.nccl_views import NcclOperations
+from commwatch_agent.text.units import percent
 from commwatch_collectors.nccl.views import Finding
 
 #: Shares of a step: above the first, communication is the bottleneck; above the second, it deserves attention.
@@ -20,12 +21,25 @@ from commwatch_collectors.nccl.views import Finding
 BOTTLENECK_SHARE, WORTH = 0.30, 0.10
 #: Smaller gains (shares of step time) are ignored.
 LEAST_GAIN = 0.01
+#: Share of the time from which on it is worth a word that estimates leave out that main threads wait for a core.
+_CORES_MATTER = WORTH
 #: Names of the rules about late ranks, and about ranks without CPU time: their advice comes first (``headline.first``).
 FIRST_RULES = LATE_RULE, CORES_RULE = "straggler", "scarce_cores"
 #: Name of the rule about errors in the job's log, before which no other advice helps.
 ERROR_RULE = "log_error"
 #: Marks a gain as a bound, in its text.
 UP_TO = "up to "
+
+
+def on_condition(cores: float | None) -> str:
+    """Return what an estimate assumes of the CPU cores, as ``that the ranks have …``; empty: main threads hardly wait for one, or it is not known.
+
+    Args:
+        cores: share of the time that main threads wait for a CPU core, as ``headline.mean_core_wait`` returns it.
+    """
+    if cores is None or cores < _CORES_MATTER:
+        return ""
+    return f"that the ranks have CPU cores, for which their main threads waited {percent(cores)} of the time"
 
 
 class Found(NamedTuple):

@@ -98,6 +98,7 @@ def _whatif(config: Config, arguments: argparse.Namespace) -> int:
     import json
     from dataclasses import asdict, fields
 
+    from commwatch_agent.analysis.headline import mean_core_wait
     from commwatch_agent.cli.stored import job_in, reading
     from commwatch_agent.reference.references import References, directory
     from commwatch_agent.whatif.answers import study
@@ -111,7 +112,8 @@ def _whatif(config: Config, arguments: argparse.Namespace) -> int:
     with reading(config) as agent:
         jobs = [job_in(agent, name) for name in (arguments.job, *arguments.runs)]
         model, *others = [_model(config, job, arguments) for job in jobs]
-    found = study(jobs[0].job_id, model, changes, dict(zip(arguments.runs, others, strict=True)))
+        cores = mean_core_wait(agent.ranks(jobs[0].job_id))
+    found = study(jobs[0].job_id, model, changes, dict(zip(arguments.runs, others, strict=True)), cores=cores)
     print(json.dumps(asdict(found), indent=2) if arguments.json else lines(text(found, output_cells())))
     return 0
 

@@ -189,7 +189,7 @@ def report_page(
     built = _built(agent, job, own, last_s, command, asked)
     topology = built.parts.part("topology", partial(merged_topology, built.topologies), None)
     material = built.parts.part("charts", partial(charts.gather, built.every, job), charts.NOTHING)
-    study = built.parts.part("what-if", lambda: study_of(job, built.recorded()), None)
+    study = built.parts.part("what-if", lambda: study_of(job, built.recorded(), built.report.core_wait_share), None)
     page = report_page.html(built.report, material, topology, study)
     return as_file(page.encode(), "text/html", "report", job, "html")
 

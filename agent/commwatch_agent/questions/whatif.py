@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from commwatch_agent.analysis.headline import mean_core_wait
 from commwatch_agent.analysis.queries import QueryService
 from commwatch_agent.job.merging import Heard
 from commwatch_agent.model.alpha_beta import Curve
@@ -35,7 +36,8 @@ def whatif(
     found, nodes = read(heard, TimelinePart)
     model = _model(agent, job, last_s, [trace_of(part) for (part,) in found])
     others = {each: _model(agent, each, last_s, ()) for each in runs}
-    return Scoped(nodes, study(job, model, changes_of(question, _measured(agent)), others))
+    changes, cores = changes_of(question, _measured(agent)), mean_core_wait(agent.ranks(job))
+    return Scoped(nodes, study(job, model, changes, others, cores=cores))
 
 
 def _model(agent: QueryService, job: str, last_s: float | None, others: Sequence[NodeTrace]) -> Model:

@@ -10,6 +10,7 @@ from commwatch_agent.analysis.advice_facts import NO_WHYS, Facts, Whys
 from commwatch_agent.analysis.advice_input import count_last, facts
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.queries import QueryService
+from commwatch_agent.analysis.waits.waiting_advice import on_cores
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.model.api_views import Advice
 from commwatch_agent.model.views import JobView, RankView
@@ -64,9 +65,10 @@ def advice_on_end(
     latest = count_last(agent, job.job_id, last_s)
     began_at = latest.since_ns / 1e9
     whole = began_at <= job.started_at
-    advice = advice_on(known if whole else facts(agent, job, latest, findings, late=late(began_at), whys=whys))
+    about = known if whole else facts(agent, job, latest, findings, late=late(began_at), whys=whys)
+    advice = advice_on(about)
     found = parts.part("what-if", partial(predicted, advice, recorded), advice)
-    return found, None if whole else job.last_seen_at - began_at
+    return on_cores(about, found), None if whole else job.last_seen_at - began_at
 
 
 def lately(
@@ -91,4 +93,4 @@ def lately(
     known = late(max(latest.since_ns / 1e9, job.started_at))
     found = facts(agent, job, latest, findings, network=network, late=known, whys=whys)
     advice = advice_on(found)
-    return ReportParts().part("what-if", partial(predicted, advice, recorded), advice)
+    return on_cores(found, ReportParts().part("what-if", partial(predicted, advice, recorded), advice))

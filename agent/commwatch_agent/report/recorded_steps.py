@@ -75,10 +75,10 @@ def known_steps(
         return None
 
 
-def study_of(job_id: str, model: Model | None) -> Study | None:
-    """Return the answers to the usual questions about a job; ``None``: its steps cannot be replayed."""
+def study_of(job_id: str, model: Model | None, cores: float | None) -> Study | None:
+    """Return the answers to the usual questions about a job; ``None``: its steps cannot be replayed; ``cores``: as for ``study``."""
     try:
-        return None if model is None else study(job_id, model, {})
+        return None if model is None else study(job_id, model, {}, cores=cores)
     except CannotAnswer:
         return None
 

@@ -36,6 +36,7 @@ from commwatch_agent.whatif.pages import (
     answer_rows,
     assumed,
     basis,
+    condition,
     forecast_table,
     remarks,
     unanswered,
@@ -117,6 +118,7 @@ def _study(study: Study) -> list[str]:
     steps = f"{counted(study.steps, 'step')} of {counted(study.ranks, 'rank')}"
     intro = f"<p>The replay of the latest {steps}: {basis(study)}. {html_frame.text(WHATIF_LEGEND)}; / 4 after a step time: the step has 4 micro-steps.</p>"
     parts = ["<h2>What if</h2>", intro, html_frame.table(HEADS, list(answer_rows(study.answers)), "numbers changes")]
+    parts += [f"<p>{html_frame.text(each[:1].upper() + each[1:])}.</p>" for each in condition(study)]
     parts += _list("Not answered:", unanswered(study))
     if study.forecast is not None:
         heads, *scaling = forecast_table(study.forecast)

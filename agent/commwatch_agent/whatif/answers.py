@@ -123,6 +123,8 @@ class Study:
     forecast: Forecast | None
     #: What was assumed in all of it.
     assumed: list[str]
+    #: Share of the time (0 to 1) that main threads waited for a CPU core, as ``headline.mean_core_wait``; ``None``: not known.
+    core_wait_share: float | None = None
 
 
 def is_close(replayed_s: float, measured_s: float) -> bool:
@@ -158,12 +160,18 @@ def _share(steps: Iterable[Step], parts_s: Iterable[float]) -> float:
 
 
 def study(
-    job_id: str, model: Model, changes: Mapping[str, Change], others: Mapping[str, Model] = MappingProxyType({})
+    job_id: str,
+    model: Model,
+    changes: Mapping[str, Change],
+    others: Mapping[str, Model] = MappingProxyType({}),
+    *,
+    cores: float | None = None,
 ) -> Study:
     """Return an answer about changes that apply together, one after another; without any, the answers to ``STANDARD``.
 
     Args:
         others: other runs of the same training, by name; all runs together show latency, bandwidth and scaling.
+        cores: ``Study.core_wait_share``.
 
     Raises:
         CannotAnswer: the recorded steps do not show that, or another run is of another training.
@@ -190,6 +198,7 @@ def study(
         unanswered=unanswered,
         forecast=found,
         assumed=list(assumed or dict.fromkeys(model.assumed)),
+        core_wait_share=cores,
     )
 
 

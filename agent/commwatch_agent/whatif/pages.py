@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from commwatch_agent.analysis.advice_facts import on_condition
 from commwatch_agent.text.plain_table import CELLS, columns, paragraph
 from commwatch_agent.text.units import counted, percent, rank_time, seconds
 from commwatch_agent.whatif.answers import Answer, Forecast, Outcome, Study, is_close
@@ -45,12 +46,8 @@ def text(study: Study, cells: int = CELLS) -> list[str]:
     steps = f"the latest {counted(study.steps, 'step')} of {counted(study.ranks, 'rank')}"
     shown = paragraph(f"what if, job {study.job_id}: {steps} replayed", cells, rest="    ")
     shown += paragraph(basis(study), cells, rest="    ")
-    shown += [
-        "",
-        *columns(HEADS, list(answer_rows(study.answers)), 1, cells, optional=_LESS),
-        "",
-        *paragraph(LEGEND, cells),
-    ]
+    shown += ["", *columns(HEADS, list(answer_rows(study.answers)), 1, cells, optional=_LESS), ""]
+    shown += chain.from_iterable(paragraph(each, cells) for each in (*condition(study), LEGEND))
     shown += _listed("not answered", unanswered(study), cells)
     if study.forecast is not None:
         shown += ["", "scaling", *paragraph(study.forecast.assumes, cells, rest="    "), ""]
@@ -69,6 +66,12 @@ def basis(study: Study) -> str:
         return both
     off = abs(study.replayed_s / study.measured_s - 1)
     return f"{both}: the replay is {percent(off)} off, so all gains are rough, and advice does not use them"
+
+
+def condition(study: Study) -> list[str]:
+    """Return in one sentence which cores the estimates assume, if the ranks lacked them; else nothing."""
+    assumes = on_condition(study.core_wait_share)
+    return [f"these estimates assume {assumes}"] if assumes else []
 
 
 def _listed(title: str, texts: Sequence[str], cells: int) -> list[str]:

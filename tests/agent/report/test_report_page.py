@@ -112,7 +112,7 @@ def written(agent: QueryService, to: Path, job: str, **otherwise: Any) -> str:
     assert built is not None
     groups = [str(row.by["group"]) for row in built.operations]
     material = replace(charts.gather(agent, job), choices=choices(groups[0]) if groups else [])
-    study = study_of(job, known_steps(agent.path, built.job, None))
+    study = study_of(job, known_steps(agent.path, built.job, None), built.core_wait_share)
     to.write_text(report_page.html(replace(built, **otherwise), material, study=study), encoding="utf-8")
     return to.as_uri()
 

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from commwatch_agent.analysis.advice import advice_on
+from commwatch_agent.analysis.advice_facts import CORES_RULE, LATE_RULE, Whys, on_condition
+from commwatch_agent.analysis.waits.waiting_advice import on_cores
+from commwatch_agent.ingest.why_late import NO_CORE
 from commwatch_agent.model.api_views import Advice, Remedy
 from commwatch_agent.text.units import percent
 from commwatch_agent.whatif.advised import predicted, question_of
 from commwatch_agent.whatif.answers import answer, outcome
 from commwatch_agent.whatif.model import Model
 from commwatch_agent.whatif.questions import Question, changes_of
-from tests.agent.analysis.test_advice import SPEAKS
+from tests.agent.analysis.test_advice import SPEAKS, facts
 from tests.agent.whatif.scenes import model
 
 LINK, LATE, BUCKETS = {"link": "2x"}, {"no_late_rank": [2]}, {"buckets": "9437184B"}
@@ -95,6 +98,28 @@ def test_nothing_saved() -> None:
     hidden = model(2, sizes=(1 << 10,), compute_ms=100)
     late = _advice("straggler", Remedy("", {"no_late_rank": [0]}, 0.3))
     assert predicted([_advice("x", Remedy("", LINK, 0.3)), late], lambda: hidden) == [late]
+
+
+def test_estimates_of_ranks_without_cores() -> None:
+    """Where the ranks wait for cores, advice on these comes before what a replay or a formula predicts, and each of these has the condition and the share."""
+    cores = on_condition(0.34)
+    assert cores == "that the ranks have CPU cores, for which their main threads waited 34% of the time"
+    for about in (each for cases in SPEAKS.values() for each in cases):
+        lacking = about._replace(for_cores=0.34)
+        found = on_cores(lacking, predicted(advice_on(lacking), lambda: model(3, late_ms=50)))
+        at = [each.rule for each in found].index(CORES_RULE)
+        assert all(each.rule in {CORES_RULE, LATE_RULE} or each.gain_source == "bound" for each in found[: at + 1])
+        for each in found:
+            doubtful = each.rule != CORES_RULE and each.saves_share is not None
+            assert each.gain.endswith(f"; this assumes {cores}") == doubtful, each
+
+
+def test_estimates_of_ranks_with_cores() -> None:
+    """Where main threads hardly wait for cores, or that is not known, estimates have no condition; nor has the cost of a late rank that lacks a core."""
+    advice = [_advice("x", Remedy("", LINK, 0.9)), _advice(LATE_RULE, Remedy("", LATE, 0.4))]
+    assert on_cores(None, advice) == on_cores(facts(), advice) == on_cores(facts(for_cores=0.09), advice) == advice
+    starved = facts(for_cores=0.5, late={2: 0.4}, whys=Whys({2: NO_CORE}))
+    assert [each.gain.partition(";")[2] != "" for each in on_cores(starved, advice)] == [True, False]
 
 
 def test_sorted_by_predicted_gains() -> None:

@@ -326,6 +326,21 @@ def test_lateness_counts_as_compute_of_fewer_ranks() -> None:
     assert FEWER in asked.assumed
 
 
+def test_ranks_without_cores() -> None:
+    """Where main threads waited for a core for a part of the time that matters, a line beneath the table has it with the figure, at any width."""
+    for share, shown in ((None, False), (0.0, False), (0.09, False), (0.1, True), (0.62, True)):
+        found = study("job", model(2), {}, cores=share)
+        assert found.core_wait_share == share
+        for cells in (80, 250):
+            every = " ".join(text(found, cells))
+            assert ("estimates assume that the ranks have CPU cores" in every) == shown
+            assert (f"waited {100 * (share or 0):.0f}% of the time" in every) == shown
+    lines = text(study("job", model(2), {}, cores=0.62), 250)
+    at = next(number for number, line in enumerate(lines) if line.startswith("these estimates"))
+    assert lines[at - 1] == ""
+    assert lines[at + 1].startswith("80% of steps")
+
+
 def test_replay_that_is_off() -> None:
     """Where the replay without changes misses the recorded step by more than advice accepts, the answer gives by how much."""
     job = study("job", model(2), {})

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
-from commwatch_agent.analysis.advice_facts import LATE_RULE, UP_TO, WORTH, Facts, Found
+from commwatch_agent.analysis.advice_facts import (
+    CORES_RULE,
+    LATE_RULE,
+    UP_TO,
+    WORTH,
+    Facts,
+    Found,
+    on_condition,
+)
 from commwatch_agent.analysis.headline import awaited, first
 from commwatch_agent.analysis.waits.uneven_work import StepWaits, Why, at_most_exposed, says, uneven
 from commwatch_agent.ingest.why_late import IN_SHORT, NO_CORE, QUOTA, SCARCE_CORES, common_why
-from commwatch_agent.model.api_views import Remedy
+from commwatch_agent.model.api_views import Advice, Remedy
 from commwatch_agent.text.units import percent, seconds
 from commwatch_alerts.remedies import remedy as remedy_of
 from commwatch_collectors.spans import ranks
@@ -47,6 +56,20 @@ def scarce_cores(facts: Facts) -> Iterator[Found]:
             f"their main threads were ready to run, but had no core, {percent(waited)} of the time (mean of the ranks, over half a minute at most)"
         ]
         yield Found(because, _up_to(waited), waited)
+
+
+def on_cores(facts: Facts | None, advice: Iterable[Advice]) -> list[Advice]:
+    """Return advice whose estimates state that they assume cores, if the ranks lack them; what the lack costs, and advice on that, is no such estimate."""
+    assumes = "" if facts is None else on_condition(facts.for_cores)
+    if facts is None or not assumes:
+        return list(advice)
+    measured = {CORES_RULE, *((LATE_RULE,) if _starves(facts) else ())}
+    return [
+        each
+        if each.saves_share is None or each.rule in measured
+        else replace(each, gain=f"{each.gain}; this assumes {assumes}")
+        for each in advice
+    ]
 
 
 def _starves(facts: Facts) -> bool:
