@@ -7,6 +7,7 @@ are drawn, with the steps of all ranks and the operations in them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
@@ -30,6 +31,14 @@ LEAST_BEYOND = 20
 LEAST_FILLED = 8
 #: A cut of the warm-up is as good if its error is at most so many times the least; and by how many standard errors a warm-up differs.
 _AS_GOOD, _NO_CHANCE = 1.1, 4.0
+#: Errors, as parts of the square of the mean, that may be those of rounding.
+_ROUNDING = 1e-12
+#: A warm-up has at most this part of the steps, or this number where that is more. A longer first part is another speed.
+_WARM_UP_PART, _WARM_UP_STEPS = 0.2, 25
+#: A change of speed: it lasts for such a part of the steps at least, is that large, and so many batches of either part are on its side of the middle.
+_LASTS, _LEAST_SHIFT, _APART = 0.15, 0.1, 0.9
+#: Batches that each part must have.
+_LEAST_BATCHES = 4
 #: Logarithmic bins of the draws: their time does not grow with the number of samples, and a quantile is at most 0.05% off.
 _BIN = 1e-3
 #: Draws that are computed together, which limits the memory.
@@ -58,8 +67,29 @@ class Change(NamedTuple):
     high: float
 
 
+@dataclass(frozen=True)
+class Shift:
+    """A change of speed amid a run: how many steps were before it, and the median steps in s before and after."""
+
+    at: int
+    before_s: float
+    after_s: float
+
+
 def warm_up(durations: Floats) -> int:
-    """Return how many steps at the begin of a run are warm-up, at most half of them, by the rule MSER-5 (White 1997).
+    """Return how many steps at the begin of a run are warm-up, at most a fifth of them or 25, by the rule MSER-5 (White 1997).
+
+    A longer first part of another speed is no warm-up; what may be one is at its begin.
+    """
+    most = max(_WARM_UP_PART * len(durations), _WARM_UP_STEPS)
+    cut = _first_part(durations)
+    while cut > most:
+        cut = _first_part(durations[:cut])
+    return cut
+
+
+def _first_part(durations: Floats) -> int:
+    """Return how many steps at the begin, at most half of them, are unlike the rest.
 
     It cuts where the remaining steps, in batches of five, have the smallest standard error of their mean. Of a short or noisy run, that alone may be
     anywhere: the cut is the first one that is nearly as good, and nothing is cut whose mean does not differ from that of the rest by more than chance.
@@ -68,12 +98,30 @@ def warm_up(durations: Floats) -> int:
     if not len(batches):
         return 0
     errors = [batches[cut:].var() / (len(batches) - cut) for cut in range(len(batches) // 2 + 1)]
-    cut = int(np.flatnonzero(np.array(errors) <= _AS_GOOD * min(errors))[0])
+    # Steps that are all alike differ by rounding.
+    least = _AS_GOOD * min(errors) + _ROUNDING * batches.mean() ** 2
+    cut = int(np.flatnonzero(np.array(errors) <= least)[0])
     if not cut:
         return 0
     before, rest = batches[:cut], batches[cut:]
     error = sqrt(rest.var() * (1 / len(before) + 1 / len(rest)))
     return 5 * cut if abs(before.mean() - rest.mean()) > _NO_CHANCE * error else 0
+
+
+def shift(durations: Floats) -> Shift | None:
+    """Return where the speed of a run changed and stayed so, by medians of five steps; ``None``: nowhere, or it cannot be told from noise."""
+    batches = np.median(durations[: len(durations) // 5 * 5].reshape(-1, 5), axis=1)
+    least = max(_LEAST_BATCHES, round(_LASTS * len(batches)))
+    cuts = range(least, len(batches) - least + 1)
+    if not cuts:
+        return None
+    at = min(cuts, key=lambda cut: float(cut * batches[:cut].var() + (len(batches) - cut) * batches[cut:].var()))
+    before, after = float(np.median(batches[:at])), float(np.median(batches[at:]))
+    above = batches > (before + after) / 2
+    apart = min(np.mean(above[:at] == (before > after)), np.mean(above[at:] == (after > before)))
+    if apart < _APART or abs(after - before) < _LEAST_SHIFT * min(before, after):
+        return None
+    return Shift(5 * at, before, after)
 
 
 def blocks_of(number: int) -> Ints:

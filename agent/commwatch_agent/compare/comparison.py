@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from commwatch_agent.compare.bootstrap import (
     Change,
     Samples,
+    Shift,
     Sums,
     change_of_quantile,
     change_of_ratio,
@@ -72,6 +73,8 @@ class Side:
     steps: int
     warm_up: int
     long: int
+    #: Where its speed changed amid these steps, ``at`` as the number of that step; ``None``: nowhere, or not known.
+    shift: Shift | None = None
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,7 @@ def _kinds(a: Run, b: Run, enough: bool) -> list[KindFigures]:
 
 
 def _side(run: Run) -> Side:
-    return Side(run.job, run.steps, run.warm_up, run.long)
+    return Side(run.job, run.steps, run.warm_up, run.long, run.shift)
 
 
 def _kind(kind: Kind, a: KindSamples | None, b: KindSamples | None, enough: bool) -> KindFigures:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from commwatch_agent.compare.bootstrap import CONFIDENCE
+from commwatch_agent.compare.bootstrap import CONFIDENCE, Shift
 from commwatch_agent.compare.comparison import (
     CORE_WAIT,
     LEAST_CHANGE,
@@ -17,7 +17,7 @@ from commwatch_agent.compare.comparison import (
     Side,
 )
 from commwatch_agent.compare.incidents import BETTER, GONE, NEW, SAME, WORSE, IncidentChange, IncidentSums
-from commwatch_agent.model.views import ITERATIONS
+from commwatch_agent.model.views import ITERATIONS, JobView
 from commwatch_agent.report import html_frame
 from commwatch_agent.report.report_text import job_state
 from commwatch_agent.text import terminal_text
@@ -126,6 +126,20 @@ def _side(side: Side) -> str:
     return f"{job.job_id} ({job_state(job)}), began {moment(job.started_at)}; {compared}, {left_out}"
 
 
+def _shifts(comparison: Comparison) -> list[str]:
+    """Return of each job whose speed changed amid its steps about where, and from what to what, as a sentence."""
+    sides = (("A", comparison.a), ("B", comparison.b))
+    return [_shift(name, side.job, side.shift) for name, side in sides if side.shift is not None]
+
+
+def _shift(name: str, job: JobView, found: Shift) -> str:
+    where = f"{'iteration' if job.step_source == ITERATIONS else 'step'} {found.at}"
+    return (
+        f"The speed of {name} changed at about {where}, from {seconds(found.before_s)} to {seconds(found.after_s)}: that is no warm-up, so both "
+        "parts are compared. If other work on the machine caused it, the difference is not that of the jobs."
+    )
+
+
 def _figure_cells(figure: Figure) -> tuple[str, ...]:
     show = seconds if figure.relative else percent
     return (_TITLES[figure.name], says(figure), show(figure.a), show(figure.b))
@@ -166,7 +180,8 @@ def text(comparison: Comparison, cells: int = CELLS) -> str:
         lines += paragraph(_side(side), cells, first=f"  {name}  ", rest="         ")
     lines.append("")
     lines += columns(_FIGURE_HEAD, [_figure_cells(each) for each in comparison.figures], 2, cells)
-    lines += ["", *paragraph(comparison.work, cells, first="  ")] if comparison.work else []
+    for remark in filter(None, (*_shifts(comparison), comparison.work)):
+        lines += ["", *paragraph(remark, cells, first="  ")]
     if comparison.too_few:
         lines += ["", *paragraph(f"No intervals: {comparison.too_few}.", cells, first="  ", rest="    ")]
     if comparison.kinds:
@@ -203,7 +218,7 @@ def html(comparison: Comparison) -> str:
     figures = [_figure_cells(each) for each in comparison.figures]
     body = [f"<p><b>{html_frame.text(headline(comparison))}</b></p>", html_frame.table((), sides)]
     body += ["<h2>Steps</h2>", html_frame.table(_FIGURE_HEAD, figures, "numbers")]
-    body += [f"<p>{html_frame.text(comparison.work)}</p>"] if comparison.work else []
+    body += [f"<p>{html_frame.text(each)}</p>" for each in filter(None, (*_shifts(comparison), comparison.work))]
     body += [f"<p>No intervals: {html_frame.text(comparison.too_few)}.</p>"] if comparison.too_few else []
     if comparison.incidents:
         incidents = [_incident_cells(each) for each in comparison.incidents]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from statistics import fmean, median
@@ -13,7 +13,7 @@ import numpy as np
 
 from commwatch.wire.numbers import in_order
 from commwatch_agent.analysis.live_ranks import gpu_timing
-from commwatch_agent.compare.bootstrap import BLOCKS, Floats, Ints, Samples, Sums, blocks_of, warm_up
+from commwatch_agent.compare.bootstrap import BLOCKS, Floats, Ints, Samples, Shift, Sums, blocks_of, shift, warm_up
 from commwatch_agent.compare.kinds import Kind, KindSamples, Operations
 from commwatch_agent.history.history import History, StoredStep
 from commwatch_agent.history.operations import Names
@@ -54,6 +54,8 @@ class Run:
     left_out: Mapping[Kind, int] = field(default_factory=dict)
     #: Share of the time (0 to 1) that main threads waited for a CPU core in their last half minute, the mean of the ranks; ``None``: not known.
     core_wait: float | None = None
+    #: Where its speed changed, ``at`` as the number of that step; ``None``: nowhere, or not known.
+    shift: Shift | None = None
 
     @property
     def per_step(self) -> tuple[float, float]:
@@ -75,6 +77,7 @@ class _Steps(NamedTuple):
     usual: list[list[StoredStep]]
     warm_up: int
     long: list[list[StoredStep]]
+    shift: Shift | None
 
 
 def read(path: Path, job: JobView, topology: Topology | None, incidents: Sequence[Incident] = ()) -> Run:
@@ -109,6 +112,7 @@ def read(path: Path, job: JobView, topology: Topology | None, incidents: Sequenc
         incidents,
         {kind: number for kind, number in operations.all().counts(names).items() if kind not in kinds},
         fmean(waited) if waited else None,
+        steps.shift,
     )
 
 
@@ -129,8 +133,10 @@ def _steps(steps: Iterable[StoredStep]) -> _Steps:
     ordered = [by_number[number] for number in in_order(by_number)]
     long = [together for together in ordered if any(step.long for step in together)]
     usual = [together for together in ordered if not any(step.long for step in together)]
-    cut = warm_up(np.array([median(step.end_ns - step.start_ns for step in together) for together in usual], float))
-    return _Steps(usual[cut:], cut, long)
+    durations = np.array([median(step.end_ns - step.start_ns for step in together) / 1e9 for together in usual], float)
+    cut = warm_up(durations)
+    kept, found = usual[cut:], shift(durations[cut:])
+    return _Steps(kept, cut, long, found and replace(found, at=kept[found.at][0].seq))
 
 
 def _intervals(steps: list[list[StoredStep]]) -> Ints:

@@ -17,6 +17,7 @@ from commwatch_agent.compare.bootstrap import (
     change_of_ratio,
     quantile,
     ratio,
+    shift,
     warm_up,
 )
 from commwatch_agent.compare.comparison import LEAST_CHANGE
@@ -92,6 +93,44 @@ def test_single_steps_would_deceive() -> None:
         low, high = np.quantile(np.log(medians[1] / medians[0]), [0.005, 0.995])
         wrong += low > 0 or high < 0
     assert wrong > 10
+
+
+@pytest.mark.parametrize("at", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize("times", [0.6, 0.8, 1.3, 2.0])
+def test_another_speed_is_no_warm_up(at: float, times: float) -> None:
+    """Where the speed changes amid a run, only its real warm-up is cut, and the change is found with both speeds, wherever it is."""
+    cuts, found = [], []
+    for seed in range(20):
+        steps = np.median(steps_of(seed, 249, 0.3), axis=1)
+        first = round(at * 249)
+        steps[first:] *= times
+        cuts.append(warm_up(steps))
+        assert cuts[-1] <= 249 / 5
+        found.append(shift(steps[cuts[-1] :]))
+        if found[-1] is not None:
+            assert abs(found[-1].at + cuts[-1] - first) <= 15
+            assert found[-1].after_s / found[-1].before_s == pytest.approx(times, rel=0.08)
+    assert sum(each is not None for each in found) >= 18
+    assert np.median(cuts) <= 3 * WARM_UP
+
+
+@pytest.mark.parametrize("again", [0.0, 0.6, 0.9])
+def test_noise_and_drift_are_no_change_of_speed(again: float) -> None:
+    """Noise, steps that are alike for a while, and some very long steps are hardly ever taken for a change of speed; a few steps are never."""
+    found = 0
+    for seed in range(120):
+        steps = np.median(steps_of(seed, (60, 249, 600)[seed % 3], again), axis=1)
+        found += shift(steps[warm_up(steps) :]) is not None
+    assert found <= 120 / 20
+    for number in (0, 4, 30):
+        assert shift(np.append(np.full(number, 0.1), np.full(7, 0.2))) is None
+    assert shift(np.array(([0.1] * 9 + [0.5]) * 20)) is None
+
+
+def test_a_run_that_is_always_one_speed_after_a_long_first_part() -> None:
+    """A first part that has half of the steps stays in the comparison; one that has a fifth, or is short, is the warm-up."""
+    for first, rest, cut in ((125, 124, 0), (40, 209, 40), (20, 30, 20)):
+        assert warm_up(np.append(np.full(first, 0.2), np.full(rest, 0.1))) == cut
 
 
 def test_noise_is_no_warm_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.compare.bootstrap import BLOCKS, Samples, Sums, quantile, ratio
 from commwatch_agent.compare.comparison import compare
 from commwatch_agent.compare.kinds import Kind, KindSamples, Operations
+from commwatch_agent.compare.pages import as_json, html, text
 from commwatch_agent.compare.pages import says as says_of
-from commwatch_agent.compare.pages import text
 from commwatch_agent.compare.runs import LEAST_STEPS, Run, read
 from commwatch_agent.history.history import History
 from commwatch_agent.history.operations import Names
@@ -119,6 +120,21 @@ def test_steps_without_warm_up_and_long_ones(tmp_path: Path) -> None:
         Kind("default_pg", "send", 128): STEPS - 11,
         Kind("default_pg", "recv", 128): STEPS - 11,
     }
+
+
+def test_another_speed_amid_the_steps(tmp_path: Path) -> None:
+    """Half of a run at another speed is no warm-up: it is compared, and one line in text and page has where the speed changed, and how."""
+    found = compare(run_of(watched(tmp_path / "a", warm=40)), run_of(watched(tmp_path / "b", warm=10)))
+    assert (found.a.steps, found.a.warm_up, found.b.steps, found.b.warm_up) == (STEPS, 0, STEPS - 10, 10)
+    assert found.a.shift is not None
+    assert (found.a.shift.before_s, found.a.shift.after_s) == pytest.approx((0.2, 0.1))
+    assert found.b.shift is None
+    says = f"The speed of A changed at about step {found.a.shift.at}, from 200 ms to 100 ms: that is no warm-up"
+    assert found.a.shift.at in {40, 41}
+    assert " ".join(text(found).split()).count("The speed of") == html(found).count("The speed of") == 1
+    assert says in " ".join(text(found).split())
+    assert says in html(found)
+    assert json.loads(as_json(found))["a"]["shift"]["at"] == found.a.shift.at
 
 
 def test_left_out_of_one(tmp_path: Path) -> None:
