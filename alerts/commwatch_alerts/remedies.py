@@ -81,6 +81,12 @@ _REMEDIES: Mapping[tuple[str, str], str] = {
     "processes elsewhere. `top` on the node shows what uses its cores.",
     ("straggler", "quota"): "Raise the CPU quota of that rank's container or cgroup, or use fewer threads in it (OMP_NUM_THREADS, loader workers).",
     ("straggler", "throttled"): "Look at the power and the cooling of that rank's GPU: `nvidia-smi -q -d PERFORMANCE` shows why its clock is lowered.",
+    ("straggler", "computes"): "[Look first at {place}: that rank spends its time there. ]It computes longer than the others: compare the batch and the "
+    "sequence lengths that it has with theirs, and look for work that only it does.",
+    ("straggler", "idle"): "[Look first at {place}: that rank spends its time there. ]It waits instead of computing: look for a slow loader or disk, a "
+    "sleep, a lock, and for what its GPU or another of its threads does meanwhile.",
+    ("straggler", "pages"): "[Look first at {place}: that rank spends its time there. ]It reads memory from disk: if its node swaps, give it more memory; "
+    "otherwise a memory-mapped file is on a slow disk, or read there for the first time.",
     ("straggler", ""): "Look at what that rank does before its collectives[: {place}]. Typical are "
     "a slow loader, more work than the others have, and a busy or throttled node.",
     ("uneven_work", ""): "Give all ranks the same work in each step: sort or pack sequences by length, balance experts, and "

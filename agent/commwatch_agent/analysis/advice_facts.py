@@ -137,6 +137,8 @@ class Whys(NamedTuple):
     have_incidents: frozenset[int] = frozenset()
     #: Ctrl-C has ended the job.
     interrupted: bool = False
+    #: Where in their code late ranks are, as ``load (train.py:88)``, where that is known.
+    places: Mapping[int, str] = MappingProxyType({})
 
 
 NO_WHYS = Whys({})

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from commwatch_agent.analysis.advice_facts import Whys
 from commwatch_agent.incidents.incident import EvidenceItem, Incident, with_new
-from commwatch_agent.incidents.words import place, title, what_to_do, why_late
+from commwatch_agent.incidents.words import place as place_of
+from commwatch_agent.incidents.words import title, what_to_do, why_late
 from commwatch_alerts.model import SEVERITIES
 
 #: In this order they are listed.
@@ -91,7 +92,7 @@ def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, Any]:
         "last_at": incident.there_until,
         "holds": incident.holds and incident.ended_at is None,
         "title": title(incident.kind, incident.ranks, incident.cause, incident.evidence),
-        "place": place(incident.evidence, incident.kind),
+        "place": place_of(incident.evidence, incident.kind),
         "why_code": why,
         "remedy": what_to_do(*about, is_over=incident.ended_at is not None),
     }
@@ -101,14 +102,16 @@ def _values(incident: Incident, kind: type[IncidentView]) -> dict[str, Any]:
 def whys_of(incidents: Iterable[IncidentView]) -> Whys:
     """Return why ranks waited, where that is known; of a rank that was late more than once, the reason of what is open, or was last."""
     every = sorted(incidents, key=lambda each: (each.ended_at is None, each.last_at))
-    late = (each for each in every if each.kind == "straggler")
+    late = [each for each in every if each.kind == "straggler"]
     of_links = (each.share or 0.0 for each in every if each.kind == "slow_link")
     of_ranks = {rank: each.why_code for each in late for rank in each.ranks}
+    at = {rank: each.place if rank == each.ranks[0] else "" for each in late for rank in each.ranks}
     return Whys(
         {rank: code for rank, code in of_ranks.items() if code},
         max(of_links, default=0.0),
         frozenset(of_ranks),
         any(each.kind == "rank_lost" and each.cause == "interrupted" for each in every),
+        {rank: place for rank, place in at.items() if place},
     )
 
 
@@ -181,7 +184,7 @@ def _united(best: _View, views: Collection[_View]) -> _View:
     every = (item for view in (best, *views) if isinstance(view, IncidentDetails) for item in view.evidence)
     items = with_new((), every)
     remedy = what_to_do(best.kind, best.why_code or best.cause, best.job_id, items, is_over=best.ended_at is not None)
-    return replace(best, evidence=sorted(items, key=lambda each: each.at), place=place(items, best.kind), remedy=remedy)
+    return replace(best, evidence=sorted(items, key=lambda each: each.at), place=place_of(items, best.kind), remedy=remedy)
 
 
 def _knowledge(view: IncidentView) -> tuple[object, ...]:

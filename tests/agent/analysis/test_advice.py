@@ -12,12 +12,13 @@ from commwatch_agent.analysis.gpu_nic_affinity import GpuNicPair
 from commwatch_agent.analysis.headline import awaited, bottleneck
 from commwatch_agent.analysis.network_advice import Network
 from commwatch_agent.analysis.waits.links import Sending
-from commwatch_agent.ingest.why_late import COMPUTES, IDLE, NO_CORE, QUOTA, common_why
+from commwatch_agent.ingest.why_late import COMPUTES, IDLE, NO_CORE, PAGES, QUOTA, common_why
 from commwatch_agent.model.alpha_beta import Curve
 from commwatch_agent.model.api_views import Advice
 from commwatch_agent.model.host_views import Complaint
 from commwatch_agent.model.model_parts.repeats import Repeat
 from commwatch_agent.model.nccl_views import NcclOperations
+from commwatch_alerts.remedies import remedy
 from commwatch_collectors.nccl.views import Finding
 from commwatch_collectors.spans import ranks
 
@@ -636,16 +637,52 @@ def test_why_the_share_is_lower() -> None:
 
 
 def test_a_known_reason_is_in_the_advice() -> None:
-    """If a late rank lacks CPU time, the first advice is how to give it more. For other reasons the advice keeps its general text."""
+    """If a late rank lacks CPU time, the first advice is how to give it more; without a reason the advice has its general text."""
     late = {"waits": {0: 0.2, 1: 0.01}, "late": {1: 0.42}}
     starved, *_ = advice_on(facts(**late, whys=Whys({1: NO_CORE})))
     assert starved.title == "rank 1 is late, waiting for a CPU core, and the others wait for it"
     assert starved.do.startswith("Give that rank a core of its own")
     plain, *_ = advice_on(facts(**late, whys=Whys({1: IDLE, 0: NO_CORE})))
     assert plain.title == "rank 1 is late and the others wait for it"
-    assert plain.do.startswith("Find out what it does before its collectives")
+    assert plain.do.startswith("It waits instead of computing")
+    unknown, *_ = advice_on(facts(**late))
+    assert unknown.do.startswith("Find out what it does before its collectives")
     (both, *_) = advice_on(facts(late={1: 0.3, 2: 0.3}, ranks=4, whys=Whys({1: QUOTA, 2: QUOTA})))
     assert both.title == "ranks 1-2 are late, stopped by a CPU quota, and the others wait for them"
+
+
+@pytest.mark.parametrize(
+    ("why", "fits", "others"),
+    [
+        (COMPUTES, "batch and the sequence lengths", ("loader", "disk", "throttled")),
+        (IDLE, "a slow loader or disk", ("batch", "throttled", "swap")),
+        (PAGES, "memory from disk", ("batch", "loader", "throttled")),
+        ("", "Typical are", ()),
+    ],
+)
+def test_advice_fits_the_reason(why: str, fits: str, others: tuple[str, ...]) -> None:
+    """Advice on a late rank begins with the place in its code, and has only what fits its reason; the remedy of its incident is the same."""
+    at, about = "crunch (train.py:7)", {"waits": {0: 0.2, 1: 0.01}, "late": {1: 0.42}}
+    whys = Whys({1: why} if why else {}, have_incidents=frozenset({1}), places={1: at})
+    found = given("straggler", facts(**about, whys=whys))
+    assert found is not None
+    assert found.do == remedy("straggler", why, {"place": at})
+    assert at in found.do.partition(". ")[0]
+    assert fits in found.do
+    assert not [each for each in others if each in found.do]
+    elsewhere = given("straggler", facts(**about, whys=whys._replace(places={})))
+    assert elsewhere is not None
+    assert at not in elsewhere.do
+    assert elsewhere.do.endswith(" show where in its code.")
+
+
+def test_late_ranks_at_several_places() -> None:
+    """Of late ranks in different places of the code, the advice names none of these; of ranks in one place, it does."""
+    about, why = {"late": {1: 0.3, 2: 0.3}, "ranks": 4}, {1: COMPUTES, 2: COMPUTES}
+    for second, named in (("b (train.py:2)", False), ("a (train.py:1)", True)):
+        found = given("straggler", facts(**about, whys=Whys(why, places={1: "a (train.py:1)", 2: second})))
+        assert found is not None
+        assert ("train.py" in found.do) == named
 
 
 def test_stragglers_of_now() -> None:

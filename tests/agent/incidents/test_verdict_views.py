@@ -62,6 +62,17 @@ def test_fields(verdict: Verdict) -> None:
     assert verdicts_of(found, NOW, "other") == []
 
 
+def test_where_it_is_late_now() -> None:
+    """Of a rank that was late twice, the place is that of the incident whose reason counts, and none if that has none."""
+    (now,) = after([LATE])
+    (before,) = after([replace(LATE, why_code="no_core")])
+    over = replace(
+        details_of(before), id="before", state="ended", ended_at=NOW - 50, last_at=NOW - 50, place="a (x.py:1)"
+    )
+    for place in ("", "b (x.py:2)"):
+        assert whys_of([over, replace(details_of(now), place=place)]).places == ({1: place} if place else {})
+
+
 def test_why_it_is_late_now() -> None:
     """Of a rank that was late twice, the reason is that of the incident that is open, else of the last one, in whatever order they come."""
     (now,) = after([LATE])

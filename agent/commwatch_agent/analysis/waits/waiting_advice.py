@@ -13,6 +13,7 @@ from commwatch_agent.analysis.advice_facts import (
     WORTH,
     Facts,
     Found,
+    Whys,
     on_condition,
 )
 from commwatch_agent.analysis.headline import awaited, first
@@ -89,9 +90,17 @@ def late_ranks(facts: Facts) -> Iterator[Found]:
             cost = at_most_exposed(cost, facts.all_exposed, len(facts.waits))
         remedy = Remedy("", {"no_late_rank": late}, cost)
         why = common_why(facts.whys.late, late)
-        do = remedy_of("straggler", why, {}) if why in IN_SHORT else _BEFORE_COLLECTIVES
-        do += "" if why in IN_SHORT or not facts.whys.have_incidents.issuperset(late) else _SHOWN
-        yield Found(because, _up_to(cost), cost, do, _are_late(late, why), [remedy])
+        yield Found(because, _up_to(cost), cost, _what_to_do(facts.whys, late, why), _are_late(late, why), [remedy])
+
+
+def _what_to_do(whys: Whys, late: Sequence[int], why: str) -> str:
+    """Return what fits the reason of late ranks, after the place in their code, as far as these are known."""
+    places = {whys.places.get(rank, "") for rank in late}
+    place = places.pop() if len(places) == 1 else ""
+    if why in IN_SHORT:
+        return remedy_of("straggler", why, {})
+    do = remedy_of("straggler", why, {"place": place} if place else {}) if why or place else _BEFORE_COLLECTIVES
+    return do if place or not whys.have_incidents.issuperset(late) else f"{do}{_SHOWN}"
 
 
 def _basis(facts: Facts, share: float) -> str:
