@@ -30,7 +30,7 @@ class Plan:
     directory: Path | None = None
     #: Which files in ``directory`` have text that the user expects on standard output.
     shown: Shown = "none"
-    #: A note for the user; empty: none.
+    #: A note for the user of a job that uses NCCL; empty: none.
     remark: str = ""
 
     def remove_if_empty(self) -> None:

@@ -129,8 +129,10 @@ def run(
             nccl.remove_if_empty()
     if history is not None:
         try:
-            _report(config, history, job, report_command, loaded)
+            names = _report(config, history, job, report_command, loaded)
             _explain(nccl, job.began)
+            if nccl.remark and _used_nccl(history, names):
+                say(f"commwatch: {nccl.remark}")
         except Exception as error:  # a fault in the report must not change the job's exit code
             say(f"commwatch: no report: {type(error).__name__}: {error}")
     return code
@@ -202,10 +204,7 @@ def _follow_nccl(agent: _JobAgent, job: _Job, env: Mapping[str, str], level: str
             request = LogRequest(job.name, planned.patterns, time.time(), os.getpid(), job.run)
             agent.request = request.write(agent.directory)
     except OSError as error:
-        say(f"commwatch: no NCCL logs: {error.strerror or error} ({error.filename})")
-        return nccl_debug.Plan()
-    if planned.remark:
-        say(f"commwatch: {planned.remark}")
+        return nccl_debug.Plan(remark=f"no NCCL logs: {error.strerror or error} ({error.filename})")
     return planned
 
 
@@ -513,8 +512,15 @@ def _explain(nccl: nccl_debug.Plan, since: float) -> None:
         say(f"commwatch: more: commwatch explain {shlex.join(nccl.patterns)}")
 
 
-def _report(config: Config, history: Path, job: _Job, report_command: str, probe_loaded: bool) -> None:
-    """Print the report of each run of the job that was watched, or why there is none."""
+def _used_nccl(history: Path, names: list[str]) -> bool:
+    """Return whether a group of these jobs had NCCL, or may have had it; False if there are none."""
+    agent = QueryService(history)
+    backends = [group.backend for name in names for group in agent.groups(name)]
+    return any(backend is None or "nccl" in backend for backend in backends)
+
+
+def _report(config: Config, history: Path, job: _Job, report_command: str, probe_loaded: bool) -> list[str]:
+    """Print the report of each run of the job that was watched, or why there is none; return their names."""
     from commwatch_agent.questions import reports
 
     elsewhere = history != config.history
@@ -534,9 +540,9 @@ def _report(config: Config, history: Path, job: _Job, report_command: str, probe
             )
     except (StoreError, sqlite3.Error) as error:
         say(f"commwatch: no report: {error}")
-        return
+        return []
     if names:
-        return
+        return names
     if probe_loaded:
         say("commwatch: the probe was loaded in the job but saw no collective of torch.distributed")
     else:
@@ -544,3 +550,4 @@ def _report(config: Config, history: Path, job: _Job, report_command: str, probe
             "commwatch: the probe was not loaded in any process of the job: none came to the end of its `import torch`, or they do not find the probe on "
             "PYTHONPATH (python -I or -E, a launcher that clears the environment, a container or node without that folder)"
         )
+    return []

@@ -154,6 +154,22 @@ def test_report_as_wide_as_the_terminal(tmp_path: Path, columns: str, in_one: bo
     assert bool(wider) == in_one, wider
 
 
+@pytest.mark.parametrize(
+    ("backends", "shown"), [(["gloo"], False), (["gloo", "nccl"], True), (["gloo", None], True), (["ucc"], False)]
+)
+def test_why_there_are_no_nccl_logs(tmp_path: Path, backends: list[str | None], shown: bool) -> None:
+    """Why NCCL's logs are not read matters only to a job that used NCCL, or may have: one with Gloo alone has no line on it."""
+    groups = ", ".join(f"group_entry({at}, backend={each!r})" for at, each in enumerate(backends))
+    job = TRAINS.replace("end_rank, operation", "end_rank, group_entry, operation").replace(
+        "made, job", f"made, [{groups}], job"
+    )
+    env = clean_env(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE="/dev/stderr")
+    done = run(tmp_path / "run", *scripted(tmp_path, job), env=env)
+    assert "all_gather" in done.stderr
+    assert ("commwatch: no NCCL logs: NCCL_DEBUG_FILE=/dev/stderr stays as it is" in done.stderr) == shown
+    assert ("NCCL" in done.stderr) == shown
+
+
 #: A job that signals do not end.
 IGNORES = """
 import signal, time
