@@ -139,6 +139,8 @@ class Whys(NamedTuple):
     interrupted: bool = False
     #: Where in their code late ranks are, as ``load (train.py:88)``, where that is known.
     places: Mapping[int, str] = MappingProxyType({})
+    #: What incidents in which one rank was late have cost, by that rank, in rank seconds.
+    costs: Mapping[int, float] = MappingProxyType({})
 
 
 NO_WHYS = Whys({})

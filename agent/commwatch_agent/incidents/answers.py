@@ -106,12 +106,17 @@ def whys_of(incidents: Iterable[IncidentView]) -> Whys:
     of_links = (each.share or 0.0 for each in every if each.kind == "slow_link")
     of_ranks = {rank: each.why_code for each in late for rank in each.ranks}
     at = {rank: each.place if rank == each.ranks[0] else "" for each in late for rank in each.ranks}
+    costs: dict[int, float] = {}
+    for each in late:
+        if len(each.ranks) == 1 and each.state != "pending":
+            costs[each.ranks[0]] = costs.get(each.ranks[0], 0.0) + (each.cost_rank_s or 0.0)
     return Whys(
         {rank: code for rank, code in of_ranks.items() if code},
         max(of_links, default=0.0),
         frozenset(of_ranks),
         any(each.kind == "rank_lost" and each.cause == "interrupted" for each in every),
         {rank: place for rank, place in at.items() if place},
+        {rank: spent_s for rank, spent_s in costs.items() if spent_s > 0},
     )
 
 

@@ -28,7 +28,7 @@ from commwatch_agent.report.report_text import (
     reasons,
 )
 from commwatch_agent.report.svg import STYLE
-from commwatch_agent.report.what_happened import happened
+from commwatch_agent.report.what_happened import happened, scarce_cores
 from commwatch_agent.text.units import counted, percent, rate, seconds, size
 from commwatch_agent.whatif.answers import Study
 from commwatch_agent.whatif.pages import (
@@ -56,9 +56,10 @@ def html(report: Report, material: Material, topology: Topology | None = None, s
         topology: the job's topology from NCCL's logs.
         study: what changes would do to the job.
     """
+    found = happened(report.incidents)
     body = [
         html_frame.table((), heading(report)),
-        *what_happened.html(happened(report.incidents), failed=bool(report.job.failed)),
+        *what_happened.html(found, failed=bool(report.job.failed), scarce=scarce_cores(report.core_wait_share, found)),
         "<h2>Figures</h2>",
         html_frame.table((), headlines(report)),
     ]

@@ -16,7 +16,7 @@ from commwatch_agent.model.views import ITERATIONS, JobView
 from commwatch_agent.reference.missing import how_to_judge
 from commwatch_agent.report import slowest_parts
 from commwatch_agent.report.report import MOST_UNJOINED, RankLine, Report
-from commwatch_agent.report.what_happened import culprits, ending, happened, lines
+from commwatch_agent.report.what_happened import culprits, ending, happened, lines, scarce_cores
 from commwatch_agent.text import terminal_text
 from commwatch_agent.text.plain_table import CELLS, columns, paragraph
 from commwatch_agent.text.units import counted, moment, percent, rank_time, rate, seconds, size
@@ -206,11 +206,20 @@ def _cost(report: Report) -> str:
     if report.exposed_hours is not None:
         parts.append(f"{rank_time(report.exposed_hours)} of exposed communication")
     if report.wait_hours is not None:
-        parts.append(f"{rank_time(report.wait_hours)} of waiting for late ranks")
+        parts.append(f"{rank_time(report.wait_hours)} of waiting for late ranks{_of_it(report)}")
     if report.standstill_hours:
         parts.append(f"{rank_time(report.standstill_hours)} of standstill")
     whole = f"{rank_time(report.rank_hours)} of rank time (GPU time if each rank has a GPU)"
     return f"{whole}, including {_listed(parts)}" if parts else whole
+
+
+def _of_it(report: Report) -> str:
+    """Return which part of the waiting late ranks have cost by their incidents, which have the same figure; empty: there are none, or they have more."""
+    costs = whys_of(report.incidents).costs
+    if not costs or sum(costs.values()) > 3600 * (report.wait_hours or 0.0):
+        return ""
+    each = (f"{seconds(spent_s)} for rank {rank}" for rank, spent_s in sorted(costs.items()))
+    return f" ({', '.join(each)} by {'its incident' if len(costs) == 1 else 'their incidents'})"
 
 
 def _listed(parts: list[str]) -> str:
@@ -235,7 +244,9 @@ def text(report: Report, cells: int = CELLS) -> str:
         return chain.from_iterable(paragraph(value, cells, first=f"  {name:<{longest}}  ") for name, value in facts)
 
     shown = ["", "commwatch report", "", *named(heading(report)), ""]
-    shown += lines(happened(report.incidents), cells, failed=bool(report.job.failed))
+    found = happened(report.incidents)
+    scarce = scarce_cores(report.core_wait_share, found)
+    shown += lines(found, cells, failed=bool(report.job.failed), scarce=scarce)
     shown += [*named(headlines(report)), ""]
     if report.ranks and report.steps:
         shown += [*columns(rank_head(report), rank_rows(report), 2, cells, optional=_LESS_OF_RANKS), ""]

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from commwatch_agent.analysis.advice_facts import SCARCE_CORES
 from commwatch_agent.incidents.answers import IncidentDetails, IncidentView
 from commwatch_agent.incidents.families import Family, families
 from commwatch_agent.incidents.incident import JOB_ENDED, STANDSTILLS
 from commwatch_agent.incidents.stacks import is_of_user, main_thread
 from commwatch_agent.incidents.words import DISAGREE, lasted, lasted_s, no_place, stacks, when
 from commwatch_agent.ingest.stragglers import COSTS
+from commwatch_agent.ingest.why_late import NO_CORE, QUOTA
 from commwatch_agent.model.endings import exit_says
 from commwatch_agent.model.views import JobView
 from commwatch_agent.report import html_frame
 from commwatch_agent.text.plain_table import paragraph
-from commwatch_agent.text.units import counted
+from commwatch_agent.text.units import counted, percent
 from commwatch_alerts.model import INFO, SEVERITIES
 from commwatch_collectors.spans import ranks as named
 
@@ -101,15 +103,32 @@ def late_within(incidents: Iterable[IncidentView], since: float, until: float) -
     return {rank: min(1.0, share) for rank, share in sorted(shares.items()) if share >= COSTS}
 
 
-def lines(found: Sequence[Happened], cells: int, *, failed: bool) -> Iterator[str]:
+def scarce_cores(waited: float | None, found: Sequence[Happened]) -> str:
+    """Return in one sentence that the ranks lacked CPU cores; empty: they did not, it is not known, or a late rank lacked more, which is among what happened.
+
+    Args:
+        waited: as ``headline.mean_core_wait`` returns it.
+    """
+    starved = any(each.why_code in {NO_CORE, QUOTA} for one in found for each in one.every)
+    if waited is None or waited < SCARCE_CORES or starved:
+        return ""
+    return (
+        f"The ranks lacked CPU cores: their main threads were ready to run, but had no core, {percent(waited)} of the time "
+        "(mean of the ranks, over their last half minute at most), which makes compute and communication longer."
+    )
+
+
+def lines(found: Sequence[Happened], cells: int, *, failed: bool, scarce: str = "") -> Iterator[str]:
     """Yield what happened as lines for a terminal of ``cells`` columns; none if nothing did.
 
     Args:
         failed: the job has failed.
+        scarce: what ``scarce_cores`` returns.
     """
-    if not found:
+    if not found and not scarce:
         return
     yield from ("  what happened", "")
+    yield from (*paragraph(scarce, cells, first="  * ", rest="    "), "") if scarce else ()
     for one in _in_full(found, failed=failed):
         yield from paragraph(_marked(one, found, failed=failed), cells, first="  * ", rest="    ")
         for text in _about(one.cause):
@@ -145,11 +164,11 @@ def _wrapped(text: str, about: IncidentDetails, cells: int) -> Iterator[str]:
     yield from (line.replace(_WHOLE, " ") for line in paragraph(text, cells, first="    "))
 
 
-def html(found: Sequence[Happened], *, failed: bool) -> list[str]:
-    """Return what happened as parts of a page; none if nothing did; ``failed`` as for ``lines``."""
-    if not found:
+def html(found: Sequence[Happened], *, failed: bool, scarce: str = "") -> list[str]:
+    """Return what happened as parts of a page; none if nothing did; ``failed`` and ``scarce`` as for ``lines``."""
+    if not found and not scarce:
         return []
-    parts = ["<h2>What happened</h2>"]
+    parts = ["<h2>What happened</h2>", *([f"<p>{html_frame.text(scarce)}</p>"] if scarce else [])]
     for one in _in_full(found, failed=failed):
         parts.append(f"<h3>{html_frame.text(_marked(one, found, failed=failed))}</h3>")
         parts += [f"<p>{html_frame.text(text[:1].upper() + text[1:])}</p>" for text in _about(one.cause)]

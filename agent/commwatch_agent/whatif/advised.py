@@ -71,6 +71,8 @@ def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
     # The replay has the latest usual steps; a rank may be late in others, or in long ones.
     if advice.rule == LATE_RULE and share < advice.remedies[best].saves_share / 2:
         return advice
+    if advice.rule == LATE_RULE and _confirmed(gains, advice.remedies):
+        return replace(advice, gain=f"would save {percent(advice.saves_share)} of a step as measured")
     if min(share, remedies[0].saves_share) < LEAST_GAIN:
         return None
     known_gains = [
@@ -93,6 +95,12 @@ def _predicted(advice: Advice, model: Model, known: Outcome) -> Advice | None:
     by = max(gain - remedy.saves_share for remedy, gain in zip(advice.remedies, gains, strict=True) if gain is not None)
     more = "perhaps more: " if len(remedies) == 1 and by >= _MUCH_MORE else ""
     return replace(known_advice, gain=f"{bound}; {more}a replay of the recorded steps gives {shares(known_gains)}")
+
+
+def _confirmed(gains: Sequence[float | None], remedies: Sequence[Remedy]) -> bool:
+    """Return whether a replay gives about what was measured, so that its figure would only be one more."""
+    pairs = list(zip(gains, remedies, strict=True))
+    return all(gain is not None and abs(gain - remedy.saves_share) <= _MUCH_MORE for gain, remedy in pairs)
 
 
 def _of_late(advice: Advice, share: float, replayed: float) -> str:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.model.api_views import Advice
 from commwatch_agent.report.report import LongSteps, Report, build
 from commwatch_agent.report.report_text import reasons, text
+from commwatch_agent.text.units import seconds
+from tests.agent.report.test_what_happened import fault
 from tests.helpers import MS, Watch, group_entry, mark, operation, write_ring
 
 
-def late_job(directory: Path) -> Report:
+def late_job(directory: Path, *incidents: IncidentDetails) -> Report:
     """The report of two ranks of which one is late, with much transfer."""
     watch = Watch(directory)
     for rank in (0, 1):
@@ -26,7 +30,7 @@ def late_job(directory: Path) -> Report:
             ]
         write_ring(watch.rings, records, [group_entry(0, (0, 1), "data")], rank=rank, world_size=2)
     watch.tick(7000 * MS)
-    built = build(watch.agent, "job", Path("history"), "again")
+    built = build(watch.agent, "job", Path("history"), "again", incidents=incidents)
     assert built is not None
     return built
 
@@ -40,6 +44,19 @@ def test_fits_the_terminal(tmp_path: Path, cells: int) -> None:
     lines = text(report, cells).splitlines()
     assert max(map(len, lines)) <= cells
     assert all(line[:2] in ("", "  ", "co") for line in lines)
+
+
+def test_one_figure_for_the_cost_of_a_late_rank(tmp_path: Path) -> None:
+    """What a late rank costs is one figure, rounded alike, in its incident, headline and advice; an incident with more than all waiting is no part of that."""
+    late = replace(fault("late", "straggler", severity="warning", cost_s=1.2345), ranks=[1])
+    whole = text(late_job(tmp_path, late), 1000)
+    assert whole.count("1.23 s") == 3
+    assert "; cost 1.23 s of rank time\n" in whole
+    assert "of waiting for late ranks (1.23 s for rank 1 by its incident)\n" in whole
+    assert re.search(r"because the others wait \d+% of the time for rank 1, which cost 1.23 s of rank time", whole)
+    more = text(late_job(tmp_path / "more", replace(late, cost_rank_s=99.0)), 1000)
+    assert more.count(seconds(99.0)) == 2
+    assert "by its incident" not in more
 
 
 def test_long_steps(tmp_path: Path) -> None:

@@ -11,7 +11,16 @@ import pytest
 from commwatch_agent.incidents.answers import IncidentDetails, details_of
 from commwatch_agent.incidents.incident import JOB_ENDED, RECOVERED, EvidenceItem, Incident
 from commwatch_agent.report import charts, report, report_page, report_text
-from commwatch_agent.report.what_happened import ended_by, happened, html, last_at, late_within, lines, standstill_s
+from commwatch_agent.report.what_happened import (
+    ended_by,
+    happened,
+    html,
+    last_at,
+    late_within,
+    lines,
+    scarce_cores,
+    standstill_s,
+)
 from tests.helpers import Watch, group_entry, identity, operation, write_ring
 
 AT = 1_700_000_000.0
@@ -69,6 +78,22 @@ def test_causes_before_consequences() -> None:
     assert [one.cause.id for one in happened([hang])] == ["hang"]  # its cause is not known here
     circle = [replace(hang, consequence_of="waits"), waits]
     assert [[each.id for each in one.every] for one in happened(circle)] == [["waits", "hang"]]
+
+
+@pytest.mark.parametrize(
+    ("waited", "why", "shown"),
+    [(None, "", False), (0.19, "", False), (0.2, "", True), (0.62, "computes", True), (0.62, "no_core", False)],
+)
+def test_ranks_without_cores(waited: float | None, why: str, shown: bool) -> None:
+    """That the ranks lacked cores is among what happened, with the share of the time, also where there is no incident; not where a late rank lacked more."""
+    late = replace(fault("late", "straggler", 1, severity="warning"), why_code=why)
+    for found in ([], happened([late])) if why in {"", "computes"} else (happened([late]),):
+        scarce = scarce_cores(waited, found)
+        terminal, page = list(lines(found, 80, failed=False, scarce=scarce)), html(found, failed=False, scarce=scarce)
+        for whole in (" ".join(" ".join(terminal).split()), " ".join(page)):
+            assert ("what happened" in whole.lower()) == (shown or bool(found))
+            assert (f"had no core, {100 * (waited or 0):.0f}% of the time" in whole) == shown
+        assert max(map(len, terminal), default=0) <= 80
 
 
 def test_what_ended_a_job() -> None:

@@ -93,6 +93,17 @@ def test_late_ranks_by_measure_and_replay() -> None:
         assert found.gain_source == ("replay" if replayed < cost else "bound")
 
 
+def test_late_ranks_by_a_replay_that_agrees() -> None:
+    """Where a replay gives what was measured within 3 points, the gain has one figure, which is what was measured."""
+    job = model(3, late_ms=50)
+    replayed = _saves(job, Question(no_late_rank=(2,)))
+    for cost in (replayed - 0.02, replayed, replayed + 0.02):
+        late = _advice("straggler", Remedy("", {"no_late_rank": [2]}, cost))
+        assert predicted([late], lambda: job) == [
+            replace(late, gain=f"would save {percent(cost)} of a step as measured")
+        ]
+
+
 def test_nothing_saved() -> None:
     """Advice that saves nothing in the replay is left out, but not that on late ranks, whose cost was measured."""
     hidden = model(2, sizes=(1 << 10,), compute_ms=100)

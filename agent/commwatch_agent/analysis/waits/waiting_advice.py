@@ -83,7 +83,7 @@ def late_ranks(facts: Facts) -> Iterator[Found]:
     if facts.late:
         cost, late = max(facts.late.values()), sorted(facts.late)
         because = [
-            f"the others wait {percent(facts.late[rank])} of the time for rank {rank}{_basis(facts, facts.late[rank])}"
+            f"the others wait {percent(facts.late[rank])} of the time for rank {rank}{_spent(facts.whys, rank)}{_basis(facts, facts.late[rank])}"
             for rank in late
         ]
         if facts.waits:
@@ -101,6 +101,11 @@ def _what_to_do(whys: Whys, late: Sequence[int], why: str) -> str:
         return remedy_of("straggler", why, {})
     do = remedy_of("straggler", why, {"place": place} if place else {}) if why or place else _BEFORE_COLLECTIVES
     return do if place or not whys.have_incidents.issuperset(late) else f"{do}{_SHOWN}"
+
+
+def _spent(whys: Whys, rank: int) -> str:
+    """Return what a late rank has cost, as its incidents and the report's headline have it; empty: it has none with a cost."""
+    return f", which cost {seconds(whys.costs[rank])} of rank time" if rank in whys.costs else ""
 
 
 def _basis(facts: Facts, share: float) -> str:
