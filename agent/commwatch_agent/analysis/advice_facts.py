@@ -15,6 +15,7 @@ from commwatch_agent.model.model_parts.repeats import Repeat
 from commwatch_agent.model.nccl_views import NcclOperations
 from commwatch_agent.text.units import percent
 from commwatch_collectors.nccl.views import Finding
+from commwatch_collectors.node.cores import Cores
 
 #: Shares of a step: above the first, communication is the bottleneck; above the second, it deserves attention.
 #: The threshold of the alert ``CommShareHigh`` has the same default, and is a setting (``alerts/commwatch_alerts/rules.yaml``).
@@ -194,6 +195,8 @@ class Facts(NamedTuple):
     trains: bool = True
     #: Ranks that are known; 0: not known.
     ranks: int = 0
+    #: Cores and threads of the ranks of each node, as far as they are known.
+    cores: Mapping[str, Sequence[Cores]] = MappingProxyType({})
 
     @property
     def visible(self) -> float:

@@ -41,6 +41,7 @@ from commwatch_agent.model.model_parts.repeats import Repeat
 from commwatch_agent.model.nccl_views import NcclOperations
 from commwatch_agent.model.views import ITERATIONS, GroupView, JobView, RankView, StepView
 from commwatch_collectors.nccl.views import Finding
+from commwatch_collectors.node.cores import Cores
 
 #: Most steps of a job that are read.
 MOST_STEPS = 100_000
@@ -263,7 +264,16 @@ def facts(
         sending=sending(links(ranks)),
         trains=trains,
         ranks=len(ranks),
+        cores=_cores(ranks),
     )
+
+
+def _cores(ranks: Iterable[RankView]) -> dict[str, list[Cores]]:
+    found: dict[str, list[Cores]] = {}
+    for rank in ranks:
+        if rank.cores is not None:
+            found.setdefault(rank.host, []).append(rank.cores)
+    return found
 
 
 def waiting_share(agent: QueryService, job_id: str, counts: Counts) -> float | None:

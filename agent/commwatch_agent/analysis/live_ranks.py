@@ -167,6 +167,7 @@ def rank(job_id: str, totals: RankTotals, now_ns: int, sought: ended_calls.Sough
         world_size=int(identity["world_size"]),
         node_ranks=_node_ranks(identity),
         core_wait_share=waited_for_core(totals.samples),
+        cores=totals.cores,
     )
 
 

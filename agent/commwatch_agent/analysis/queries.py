@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ from commwatch_agent.model.views import (
 )
 from commwatch_agent.reference.efficiency import Efficiency, Line, Yardstick, finder
 from commwatch_agent.reference.references import References
+from commwatch_collectors.node.cores import Cores
 from commwatch_collectors.node.gpu import Gpu, GpuPlace
 
 #: Most earlier runs of a name that are listed, and most live runs that are reported to other agents.
@@ -360,7 +362,7 @@ class QueryService:
             latest = latest_of_ranks(rings)
             ids = [ring.id for ring in latest.values()]
             sources, frameworks = history.names("exposed", ids), history.names("frameworks", ids)
-            cores = history.names("core_wait", ids)
+            waited, cores = history.names("core_wait", ids), history.names("cores", ids)
         for ring in rings:
             records, lost = kept.get(ring.process, (0, 0))
             kept[ring.process] = records + ring.next_n - ring.lost, lost + ring.lost + ring.dropped
@@ -375,7 +377,11 @@ class QueryService:
         ]
         views = [
             replace(view, core_wait_share=float(share)) if view.core_wait_share is None and share else view
-            for view, share in zip(views, (cores.get((ring.id, 0)) for ring in latest.values()), strict=True)
+            for view, share in zip(views, (waited.get((ring.id, 0)) for ring in latest.values()), strict=True)
+        ]
+        views = [
+            replace(view, cores=Cores(**json.loads(found))) if view.cores is None and found else view
+            for view, found in zip(views, (cores.get((ring.id, 0)) for ring in latest.values()), strict=True)
         ]
         return sorted(views, key=lambda view: (view.job_id, view.rank))
 

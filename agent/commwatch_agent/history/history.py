@@ -210,7 +210,8 @@ class History:
 
         Args:
             kind: ``dtype``, ``op``, ``parts`` for tables of the parts of a model (``model_parts.tables``), ``exposed`` for how exposed time was
-                measured, ``steps`` for where its steps come from, ``core_wait`` for the share of its last half minute (0 to 1) in which its main
+                measured, ``steps`` for where its steps come from, ``cores`` for its cores and threads
+                (``node.cores.Cores``) as JSON, ``core_wait`` for the share of its last half minute (0 to 1) in which its main
                 thread waited for a core, or ``run`` for the id of its run in the job's store.
         """
         rows = self._db.execute(

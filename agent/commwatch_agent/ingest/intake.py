@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import logging
 import os
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
 
@@ -476,6 +478,8 @@ class Intake:
             self._store.end(source.row.id, "ended" if source.totals.closed_properly else "gone", ending)
             if (waited := waited_for_core(source.totals.samples)) is not None:
                 self._store.name(source.row.id, "core_wait", 0, f"{waited:.3f}")
+            if source.totals.cores is not None:
+                self._store.name(source.row.id, "cores", 0, json.dumps(asdict(source.totals.cores)))
         return first_ns
 
     def _remove(self, name: str, source: Source, reader: RingReader) -> None:

@@ -9,12 +9,16 @@ from collections.abc import Callable, Sequence
 from commwatch.wire.modes import FULL
 from commwatch_agent.ingest.jobs import JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals
-from commwatch_agent.ingest.why_late import Sample
+from commwatch_agent.ingest.why_late import Sample, waited_for_core
+from commwatch_collectors.node import cores as node_cores
 from commwatch_collectors.node import process
+from commwatch_collectors.node.cores import Cores
 from commwatch_collectors.node.gpu import GpuPlace
 
 #: A rank with shorter pauses does not stand still.
 _STILL_NS = 5 * 10**9
+#: Its cores and threads are read where its main thread waits for a core for this part of the time, once in so many samples.
+_WAITS, _EVERY = 0.1, 10
 
 
 class Processes:
@@ -23,7 +27,7 @@ class Processes:
     Args:
         lock: guards the totals.
         held_back: returns why a GPU throttles its clock now; empty: it does not, or not known.
-        state, usage: return those of a process.
+        state, usage, cores: return those of a process.
         now_ns: returns the monotonic time.
     """
 
@@ -35,10 +39,12 @@ class Processes:
         held_back: Callable[[GpuPlace | None], Sequence[str]] = lambda place: (),
         state: Callable[[int], str | None] = process.state,
         usage: Callable[[int], process.Usage | None] = process.usage,
+        cores: Callable[[int], Cores] = node_cores.cores,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._aggregate, self._lock, self._held_back = aggregate, lock, held_back
-        self._state, self._usage, self._now_ns = state, usage, now_ns
+        self._state, self._usage, self._cores, self._now_ns = state, usage, cores, now_ns
+        self._ticks = 0
 
     def tick(self) -> None:
         """Take one sample of each process."""
@@ -46,6 +52,9 @@ class Processes:
             alive = [
                 (totals, totals.pid, totals.gpu) for totals in self._aggregate.rank_totals() if totals.pid is not None
             ]
+            lack = [(totals, pid) for totals, pid, _ in alive if (waited_for_core(totals.samples) or 0.0) >= _WAITS]
+        self._ticks += 1
+        read = [(totals, self._cores(pid)) for totals, pid in (lack if self._ticks % _EVERY == 0 else ())]
         looks = [
             (totals, (pid, self._state(pid)), Sample(self._now_ns(), self._usage(pid), tuple(self._held_back(place))))
             for totals, pid, place in alive
@@ -55,6 +64,8 @@ class Processes:
                 totals.process = state
                 if not _stands_still(totals, sample.now_ns):
                     totals.add_sample(sample)
+            for totals, found in read:
+                totals.cores = found
 
 
 def _stands_still(totals: RankTotals, now_ns: int) -> bool:

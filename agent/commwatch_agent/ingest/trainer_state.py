@@ -15,6 +15,7 @@ from commwatch_agent.model.endings import Ending
 from commwatch_agent.model.names_file import Names
 from commwatch_agent.model.shares import Account
 from commwatch_agent.model.views import RankTraffic
+from commwatch_collectors.node.cores import Cores
 from commwatch_collectors.node.judged_activity import Activity
 
 #: Samples with a longer time between them are not of one stretch.
@@ -55,6 +56,8 @@ class TrainerState(Names):
         self.traffic: tuple[int, RankTraffic] | None = None
         #: The latest samples of its process and GPU, of the time before a standstill if it is in one.
         self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
+        #: Its cores and threads when it last was found to lack cores; ``None``: not known, or it never did.
+        self.cores: Cores | None = None
         self.closed_properly = False
         #: It has destroyed its default group, so the ring is closed, but its process lives.
         self.has_left = False

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from commwatch_agent.model.cells import GroupInfo
+from commwatch_collectors.node.cores import Cores
 from commwatch_collectors.node.judged_activity import Activity
 from commwatch_collectors.node.tcp_peers import TcpPeer
 
@@ -325,6 +326,8 @@ class RankView:
     #: Share (0 to 1) of the latest half minute, after its end of its last one, in which its main thread was ready to run but had no core, or was
     #: stopped by a CPU quota; a standstill is left out. ``None``: not known.
     core_wait_share: float | None = None
+    #: Its cores and threads when it last was found to lack cores; ``None``: not known, or it never did.
+    cores: Cores | None = None
 
 
 @dataclass(frozen=True)

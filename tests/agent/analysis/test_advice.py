@@ -20,6 +20,7 @@ from commwatch_agent.model.model_parts.repeats import Repeat
 from commwatch_agent.model.nccl_views import NcclOperations
 from commwatch_alerts.remedies import remedy
 from commwatch_collectors.nccl.views import Finding
+from commwatch_collectors.node.cores import Cores
 from commwatch_collectors.spans import ranks
 
 #: 50 us a message, 1 GB/s.
@@ -537,6 +538,45 @@ def test_ranks_without_cores() -> None:
         {"for_cores": 0.6, "late": {1: 0.4}, "ranks": 4, "whys": Whys({1: NO_CORE})},
     ):
         assert "scarce_cores" not in [each.rule for each in advice_on(facts(**quiet))]
+
+
+def test_cores_and_threads() -> None:
+    """Advice on cores has how many threads compute on how many cores, as far as that is known, of the node with the most threads."""
+    two, six = Cores(2, 2, None), Cores(2.0, 6, 6)
+    for nodes, says in (
+        ({}, None),
+        ({"a": [Cores(2, None, None)], "b": [Cores(None, 4, None)]}, None),
+        (
+            {"a": [six, six]},
+            "12 threads of 2 ranks on a compute, and each rank may use 2 cores, which others may use, too",
+        ),
+        (
+            {"a": [two], "b": [six, Cores(1.5, 6, 6)]},
+            "12 threads of 2 ranks on b compute, and each rank may use 1.5 or 2 cores, which others may use, too",
+        ),
+    ):
+        found = given("scarce_cores", facts(for_cores=0.5, cores=nodes))
+        assert found is not None
+        assert found.because[1:] == ([] if says is None else [says])
+
+
+@pytest.mark.parametrize("rule", ["scarce_cores", "straggler"])
+def test_one_thread_already(rule: str) -> None:
+    """Where all ranks are known to have one thread of OpenMP, no advice asks for less; where that is not known of one, or its script has more, it does."""
+    why = {"late": {1: 0.4}, "whys": Whys({1: NO_CORE})} if rule == "straggler" else {}
+    one = Cores(2, 1, 1)
+    for every, asks in (
+        ([one, one], False),
+        ([one], True),
+        ([one, Cores(2, 1, None)], True),
+        ([one, Cores(2, 7, 1)], True),
+        ([one, Cores(2, None, 1)], True),
+        ([one, Cores(2, 6, 6)], True),
+    ):
+        found = given(rule, facts(for_cores=0.5, ranks=2, cores={"a": every}, **why))
+        assert found is not None
+        assert ("threads (OMP_NUM_THREADS)" in found.do) == asks
+        assert ("OMP_NUM_THREADS is 1 already" in found.do) == (not asks)
 
 
 def test_order() -> None:

@@ -23,6 +23,7 @@ from commwatch_agent.ingest.why_late import (
     waited_for_core,
 )
 from commwatch_agent.ingest.why_late import reason as why_of
+from commwatch_collectors.node.cores import Cores
 from commwatch_collectors.node.process import Usage
 from tests.agent.analysis.test_ended_operations import EVERY, node
 from tests.helpers import Watch, judged_now, write_ring
@@ -186,6 +187,39 @@ def test_waiting_for_a_core_is_stored_at_the_end(tmp_path: Path) -> None:
     watch.tick(100 * S)
     watch.store.commit()
     assert [view.core_wait_share for view in QueryService(watch.path).ranks("job")] == [None, 0.5]
+
+
+def test_cores_of_a_rank_that_lacks_them(tmp_path: Path) -> None:
+    """Cores and threads are read now and then while a main thread waits for a core, and only then; the history keeps them after the end."""
+    watch, asked = Watch(tmp_path), list[int]()
+    writers = [write_ring(watch.rings, [], job="job", rank=rank) for rank in (0, 1)]
+    watch.tick(0)
+    (job,) = watch.aggregate.jobs.values()
+    for totals in job.rank_totals.values():
+        totals.pid, now = 40 + totals.rank, 0
+    known = Cores(2.0, 6, 1)
+
+    def cores(pid: int) -> Cores:
+        asked.append(pid)
+        return known
+
+    processes = Processes(
+        watch.aggregate,
+        threading.RLock(),
+        state=lambda pid: "running",
+        usage=lambda pid: Usage(0, now // 2 if pid == 41 else 0, 0, None),
+        cores=cores,
+        now_ns=lambda: now,
+    )
+    for at in range(20):
+        now = at * S
+        processes.tick()
+    assert asked == [41, 41]
+    for writer in writers:
+        writer.release()
+    watch.tick(100 * S)
+    watch.store.commit()
+    assert [view.cores for view in QueryService(watch.path).ranks("job")] == [None, known]
 
 
 def test_samples() -> None:

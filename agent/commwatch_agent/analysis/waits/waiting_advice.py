@@ -20,8 +20,9 @@ from commwatch_agent.analysis.headline import awaited, first
 from commwatch_agent.analysis.waits.uneven_work import StepWaits, Why, at_most_exposed, says, uneven
 from commwatch_agent.ingest.why_late import IN_SHORT, NO_CORE, QUOTA, SCARCE_CORES, common_why
 from commwatch_agent.model.api_views import Advice, Remedy
-from commwatch_agent.text.units import percent, seconds
+from commwatch_agent.text.units import counted, percent, seconds
 from commwatch_alerts.remedies import remedy as remedy_of
+from commwatch_collectors.node.cores import Cores
 from commwatch_collectors.spans import ranks
 
 #: Waits up to this factor above communication are explained by it, because their times differ a little.
@@ -38,6 +39,17 @@ _LONG_TRANSFERS = "ranks leave long transfers at different times"
 _SHARED_CORES = (
     "On one node, Gloo communicates on the CPU, and ranks that share cores leave a transfer at different times: give each rank cores of its own "
     "(fewer ranks, threads or loader workers). If it has them, give all ranks the same work in each step."
+)
+#: Threads of a rank that compute: its main thread, and those that communicate.
+_FEW_THREADS = 3
+#: Where OMP_NUM_THREADS is 1.
+_ONE_THREAD = (
+    "Give each rank cores of its own: fewer ranks or loader workers on the node, or other processes elsewhere (OMP_NUM_THREADS is 1 already). "
+    "`top` on the node shows what uses its cores. Then look again: a rank without a core is late, and so is its communication."
+)
+_ONE_CORE = (
+    "Give that rank a core of its own: fewer ranks or loader workers on its node, or other processes elsewhere (OMP_NUM_THREADS is 1 already). "
+    "`top` on the node shows what uses its cores."
 )
 _SLOW_LINK = "Compare the links of the ranks (`commwatch doctor`): one may be slow. If they are alike, give all ranks the same work in each step."
 
@@ -56,7 +68,31 @@ def scarce_cores(facts: Facts) -> Iterator[Found]:
         because = [
             f"their main threads were ready to run, but had no core, {percent(waited)} of the time (mean of the ranks, over half a minute at most)"
         ]
-        yield Found(because, _up_to(waited), waited)
+        because += filter(None, [_threads(facts.cores)])
+        yield Found(because, _up_to(waited), waited, _ONE_THREAD if _have_one_thread(facts) else "")
+
+
+def _threads(nodes: Mapping[str, Sequence[Cores]]) -> str:
+    """Return how many threads compute on how many cores, on the node with the most threads; empty: not known."""
+    known = {
+        host: [(each.usable, each.threads) for each in ranks if each.usable and each.threads]
+        for host, ranks in nodes.items()
+    }
+    host, every = max(known.items(), key=lambda item: sum(threads for _, threads in item[1]), default=("", []))
+    if not every:
+        return ""
+    usable = sorted({f"{of:.3g}" for of, _ in every})
+    of_each = f"may use {' or '.join(usable)} cores, which others may use, too"
+    return f"{counted(sum(threads for _, threads in every), 'thread')} of {counted(len(every), 'rank')} on {host} compute, and each rank {of_each}"
+
+
+def _have_one_thread(facts: Facts) -> bool:
+    """Return whether all ranks are known to have one thread of OpenMP each, and hardly any others that compute: a script may ask for more itself."""
+    found = [each for ranks in facts.cores.values() for each in ranks]
+    one = [
+        each for each in found if each.omp_threads == 1 and each.threads is not None and each.threads <= _FEW_THREADS
+    ]
+    return bool(found) and len(one) == facts.ranks
 
 
 def on_cores(facts: Facts | None, advice: Iterable[Advice]) -> list[Advice]:
@@ -90,15 +126,16 @@ def late_ranks(facts: Facts) -> Iterator[Found]:
             cost = at_most_exposed(cost, facts.all_exposed, len(facts.waits))
         remedy = Remedy("", {"no_late_rank": late}, cost)
         why = common_why(facts.whys.late, late)
-        yield Found(because, _up_to(cost), cost, _what_to_do(facts.whys, late, why), _are_late(late, why), [remedy])
+        yield Found(because, _up_to(cost), cost, _what_to_do(facts, late, why), _are_late(late, why), [remedy])
 
 
-def _what_to_do(whys: Whys, late: Sequence[int], why: str) -> str:
+def _what_to_do(facts: Facts, late: Sequence[int], why: str) -> str:
     """Return what fits the reason of late ranks, after the place in their code, as far as these are known."""
+    whys = facts.whys
     places = {whys.places.get(rank, "") for rank in late}
     place = places.pop() if len(places) == 1 else ""
     if why in IN_SHORT:
-        return remedy_of("straggler", why, {})
+        return _ONE_CORE if why == NO_CORE and _have_one_thread(facts) else remedy_of("straggler", why, {})
     do = remedy_of("straggler", why, {"place": place} if place else {}) if why or place else _BEFORE_COLLECTIVES
     return do if place or not whys.have_incidents.issuperset(late) else f"{do}{_SHOWN}"
 
