@@ -151,13 +151,17 @@ def of_nodes(job: str, advice: list[Any]) -> list[Any]:
 
 def bound(text: str) -> str:
     """A gain as it is without a replay."""
-    alike = r"would save (\d+%) of a step, by a replay of the latest steps without lateness of ranks? [\d, -]+"
+    alike = r"would save (\d+%) of a step(?: as measured|, by a replay of the latest steps without lateness of ranks? [\d, -]+)"
     return re.sub(alike, r"would save up to \1 of a step", text).partition("; a replay")[0]
 
 
 def sources(advice: list[Any]) -> set[str]:
-    """Where the gains come from."""
-    return {each["gain_source"] for each in advice if each["saves_share"] is not None}
+    """Where the gains come from; what a replay has confirmed is as measured, and no bound."""
+    return {
+        "replay" if "as measured" in each["gain"] else each["gain_source"]
+        for each in advice
+        if each["saves_share"] is not None
+    }
 
 
 @ANY_NODE
