@@ -189,7 +189,9 @@ def _united(best: _View, views: Collection[_View]) -> _View:
     every = (item for view in (best, *views) if isinstance(view, IncidentDetails) for item in view.evidence)
     items = with_new((), every)
     remedy = what_to_do(best.kind, best.why_code or best.cause, best.job_id, items, is_over=best.ended_at is not None)
-    return replace(best, evidence=sorted(items, key=lambda each: each.at), place=place_of(items, best.kind), remedy=remedy)
+    return replace(
+        best, evidence=sorted(items, key=lambda each: each.at), place=place_of(items, best.kind), remedy=remedy
+    )
 
 
 def _knowledge(view: IncidentView) -> tuple[object, ...]:

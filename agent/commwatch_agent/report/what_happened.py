@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from commwatch_agent.analysis.advice_facts import SCARCE_CORES
 from commwatch_agent.incidents.answers import IncidentDetails, IncidentView
 from commwatch_agent.incidents.families import Family, families
 from commwatch_agent.incidents.incident import JOB_ENDED, STANDSTILLS
 from commwatch_agent.incidents.stacks import is_of_user, main_thread
 from commwatch_agent.incidents.words import DISAGREE, lasted, lasted_s, no_place, stacks, when
 from commwatch_agent.ingest.stragglers import COSTS
-from commwatch_agent.ingest.why_late import NO_CORE, QUOTA
+from commwatch_agent.ingest.why_late import NO_CORE, QUOTA, SCARCE_CORES
 from commwatch_agent.model.endings import exit_says
 from commwatch_agent.model.views import JobView
 from commwatch_agent.report import html_frame
