@@ -10,7 +10,7 @@ from commwatch_agent.model.api_views import Row
 from commwatch_agent.model.cells import UNKNOWN_GROUP, Cell, CellKey, Counted, GroupInfo, counted, sum_of
 from commwatch_agent.model.sketch import quantile
 
-#: What a summary can be split by; ``startup``: whether operations were before the first step of their rank.
+#: What a summary can be split by; ``startup``: whether operations were before the first step of their rank, or beside its training.
 DIMENSIONS = ("job_id", "rank", "group", "group_id", "op", "size", "startup")
 #: Cells that are added up at once; more would take much memory.
 _AT_ONCE = 16

@@ -173,7 +173,9 @@ class Within(NamedTuple):
             np.array(values, np.int64)[index]
             for values in zip(*((numbers[info.group_id], info.size, info.aligned) for info in infos), strict=True)
         )
-        symmetric = np.isin(of["op"], [ev.OP_CODE[op] for op in ev.SYMMETRIC]) & (size > 1)
+        symmetric = (
+            np.isin(of["op"], [ev.OP_CODE[op] for op in ev.SYMMETRIC]) & (size > 1) & (of["flags"] & ev.BESIDE == 0)
+        )
         seen_late = (of["timing"] == ev.BY_WAIT) & (of["flags"] & ev.ASYNC > 0)
         unmeasured = of["flags"] & (ev.UNTIMED | ev.FAILED | ev.UNALIGNED) > 0
         rows = np.flatnonzero(symmetric & (aligned > 0) & ~unmeasured & ~seen_late)

@@ -37,8 +37,8 @@ from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.rows import Rows, SlotBoundary
 from commwatch_agent.model.cells import MOST_APART
 
-#: Operations that do not block their caller: asynchronous, or on a stream.
-_BESIDE = ev.ASYNC | ev.ON_DEVICE
+#: Operations that do not block the thread that trains: asynchronous, on a stream, or in another thread.
+_BESIDE = ev.ASYNC | ev.ON_DEVICE | ev.BESIDE
 _PEERS = (1 << GROUP_SHIFT - PEER_SHIFT) - 1
 
 
@@ -73,6 +73,8 @@ class RecordBatch:
         self._untimed = ~self._raised & (each.flags & ev.UNTIMED != 0)
         self._timed = ~(self._raised | self._untimed)
         self._at_timed: Ints = np.flatnonzero(self._timed)
+        #: Those for which the training may wait.
+        self._of_training = each.flags & ev.BESIDE == 0
         none = not (self._message.any() or self._counted.any())
         first_message = {
             totals: -1 if totals.messages else len(self._all) if none else self._first_message(ring)
@@ -98,7 +100,7 @@ class RecordBatch:
         """Which operations are joined. An end seen only when the caller waits is not the time when the ranks finished."""
         each = self._operations
         late = (each.timing == ev.BY_WAIT) & (each.flags & ev.ASYNC != 0)
-        joined: Flags = self._timed & self._rows.joinable[self._of] & (each.flags & ev.UNALIGNED == 0) & ~late
+        joined: Flags = self._timed & self._rows.joinable[self._of] & (each.flags & ev.NOT_JOINED == 0) & ~late
         return joined
 
     def _record(self, place: int) -> ev.Record:
@@ -274,8 +276,8 @@ class RecordBatch:
         seen = (each.flags & ev.WAIT_SEEN != 0) & self._timed & ~self._message
         longest = blocked(each.waited, each.end - each.start, seen | self._message)
         of_records = np.zeros((3, len(self._all) + 1), np.int64)
-        not_known = ~self._timed | (each.flags & ev.ON_DEVICE != 0)
-        of_records[:, self._at + 1] = np.where(self._timed, longest, 0), seen, not_known
+        not_known = (~self._timed & self._of_training) | (each.flags & ev.ON_DEVICE != 0)
+        of_records[:, self._at + 1] = np.where(self._timed & self._of_training, longest, 0), seen, not_known
         of_records[2, np.flatnonzero(self._counted) + 1] = 1
         of_records = of_records.cumsum(axis=1)
         for totals, (since, until) in zip(self._ranks, self._bounds, strict=True):
@@ -285,7 +287,8 @@ class RecordBatch:
 
     def _follow_steps(self) -> None:
         """Add the times in which the ranks communicated, and the step marks, in their order."""
-        each, of, at = self._operations.of(self._at_timed), self._of[self._at_timed], self._at[self._at_timed]
+        some = np.flatnonzero(self._timed & self._of_training)
+        each, of, at = self._operations.of(some), self._of[some], self._at[some]
         on_cpu = np.flatnonzero(self._rows.p2p[of] & (each.flags & ev.ON_DEVICE == 0))
         first_wait: list[int | None] = [None] * len(self._ranks)
         marks: list[list[ev.Record | End]] = [[] for _ in self._ranks]
@@ -312,7 +315,8 @@ class RecordBatch:
             waits = np.array([index.get(id(rank.unions().get(None)), 0) for rank in steps], np.int64)[ring]
             waited = Busy(busy.stretch[on_cpu], waits, start[on_cpu], busy.end[on_cpu])
             busy = Busy(*map(np.append, busy._replace(start=start), waited))
-        untimed = np.flatnonzero(self._untimed & (~self._message | (self._operations.flags & ev.ON_DEVICE != 0)))
+        in_step = self._of_training & (~self._message | (self._operations.flags & ev.ON_DEVICE != 0))
+        untimed = np.flatnonzero(self._untimed & in_step)
         late = self._operations.of(untimed)
         section.add(busy, Untimed(stretch[self._at[untimed]], late.ring, late.launch))
         for totals in self._ranks:

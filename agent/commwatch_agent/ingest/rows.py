@@ -43,21 +43,23 @@ class Rows:
     ) -> None:
         groups, kinds = columns.cell_group, classes(columns.size)
         more = [np.searchsorted([cut.place for cut in cuts], at, side="right")] if cuts else []
-        startup = None if marked is None else (at < marked[columns.ring]).astype(np.int64)
-        more += [] if startup is None else [startup]
+        startup = columns.flags & ev.BESIDE != 0
+        if marked is not None:
+            startup |= at < marked[columns.ring]
+        more += [startup.astype(np.int64)] if startup.any() else []
         found, self.of = distinct(combined(columns.ring, groups, columns.op, kinds, *more))
         number = len(found)
         first = first_of(self.of, number)
         rings, codes = columns.ring[first].tolist(), columns.op[first].tolist()
         group_list, kind_list = groups[first].tolist(), kinds[first].tolist()
-        early = [0] * number if startup is None else startup[first].tolist()
+        early = startup[first].tolist()
         places, waiting = at[first].tolist(), list(reversed(cuts))
         cells: list[CellTotals | None] = [None] * number
         for row in np.argsort(first).tolist():  # the first come first: the number of cells is limited
             while waiting and waiting[-1].place <= places[row]:
                 cut = waiting.pop()
                 ranks[cut.ring].begin_slot(cut.wall_ns)
-            key = CellKey(group_list[row], codes[row], kind_list[row] - 1, early[row] > 0)
+            key = CellKey(group_list[row], codes[row], kind_list[row] - 1, early[row])
             cells[row] = ranks[rings[row]].live(key)
         for cut in reversed(waiting):
             ranks[cut.ring].begin_slot(cut.wall_ns)

@@ -106,7 +106,7 @@ def _parts(records: bytes, times: _Times, numbers: list[int]) -> Iterator[tuple[
     """Yield number of the group and parts of its collectives that an agent joins (``RecordBatch._joined``)."""
     raw = np.frombuffer(records, RECORD)
     sound = (raw["launch"] <= raw["end"]) & (raw["start"] <= raw["end"]) & (raw["end"] < ev.MAX_PLAUSIBLE)
-    timed = (raw["timing"] != ev.COUNTED) & (raw["flags"] & (ev.FAILED | ev.UNTIMED | ev.UNALIGNED) == 0)
+    timed = (raw["timing"] != ev.COUNTED) & (raw["flags"] & (ev.FAILED | ev.UNTIMED | ev.NOT_JOINED) == 0)
     late = (raw["timing"] == ev.BY_WAIT) & (raw["flags"] & ev.ASYNC != 0)
     short = raw["end"] - raw["start"] <= MOST_NS
     wanted = (

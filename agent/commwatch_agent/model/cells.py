@@ -155,7 +155,7 @@ class CellKey(NamedTuple):
     group: int
     op: int
     size_log2: int
-    #: Whether the operations come before the rank's first step mark: they are in no step.
+    #: Whether the operations are in no step: before the rank's first step mark, or beside the training.
     startup: bool = False
 
     @property

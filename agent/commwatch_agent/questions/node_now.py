@@ -286,9 +286,9 @@ def _slots(rank_totals: list[RankTotals], now_ns: int) -> list[SlotSums]:
                 (long if step.long else steps.setdefault(slot, [])).append(step)
         for slot, key, cell in totals.lately(now_ns):
             if slot >= since:
-                cells.setdefault(slot, []).append((totals.op_name(key.op), cell))
                 if key.startup and totals.begun:
                     continue
+                cells.setdefault(slot, []).append((totals.op_name(key.op), cell))
                 by_op, op = sums.setdefault(slot, {}), totals.op_name(key.op)
                 bus_bytes, busy_ns = by_op.get(op, (0.0, 0))
                 by_op[op] = bus_bytes + cell.bus_bytes, busy_ns + cell.busy_ns

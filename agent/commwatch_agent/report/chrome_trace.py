@@ -349,7 +349,7 @@ def _begin_ns(one: TraceOperation) -> int:
 def compares(one: TraceOperation) -> bool:
     """Return whether duration and end of an operation can be compared with those of the other ranks."""
     seen_late = one.timing == ev.BY_WAIT and one.flags & ev.ASYNC
-    return one.group.aligned and not one.flags & ev.UNALIGNED and not seen_late
+    return one.group.aligned and not one.flags & ev.NOT_JOINED and not seen_late
 
 
 def _about(one: TraceOperation) -> Event:

@@ -145,11 +145,13 @@ def build(
 
 
 def _shared(parts: Iterable[TraceOperation]) -> tuple[list[_Shared], int]:
-    """Return operations in order of their first launch, and how many parts are left out because their times are not known."""
+    """Return operations of the training in order of their first launch, and how many parts are left out because their times are not known."""
     found: dict[tuple[object, ...], _Shared] = {}
     numbers: Counter[tuple[object, ...]] = Counter()
     unknown = 0
     for part in parts:
+        if part.flags & ev.BESIDE:
+            continue
         if part.flags & (ev.FAILED | ev.UNTIMED) or part.end_ns < part.launch_ns:
             unknown += 1
             continue

@@ -36,6 +36,7 @@ from commwatch.probe.torch_pending import HEARTBEAT_S, FlightTable, Pending
 from commwatch.probe.torch_probe import Probe
 from commwatch.probe.torch_replay import COUNTED_FLAGS, Captured, Operation, is_captured
 from commwatch.probe.waits.torch_flight import Flight
+from commwatch.probe.waits.torch_training import TrainingThread
 from commwatch.probe.watcher import Watcher
 from commwatch.wire import events as ev
 from commwatch.wire import ring
@@ -90,7 +91,7 @@ class PythonProbe(Probe):
         #: An operation since the latest step mark was only counted.
         self._skipped = False
         self._arguments = Arguments(self)
-        self._table = FlightTable()
+        self._table, self._training = FlightTable(), TrainingThread()
         self._flights = self._table.flights
 
     # -- life ---------------------------------------------------------------------------------
@@ -197,7 +198,7 @@ class PythonProbe(Probe):
         group_at, peer_at, tag_at, is_p2p, name = op.group_at, op.peer_at, op.tag_at, op.is_p2p, op.op
         known, codes, unbox, about = self.groups.known, self._ops, ProcessGroup.unbox, self._arguments.about
         governor, counts, flights, turn = self._meter.governor, self._counts, self._flights, self._meter.turn
-        captured = self._captured
+        captured, is_elsewhere = self._captured, self._training.is_elsewhere
 
         def launch(args: Sequence[Any]) -> Flight | None:
             if self.off:
@@ -243,6 +244,7 @@ class PythonProbe(Probe):
                 slot = writer.begin(*head, 0, 0, 0, flags, 0, 0) if device is None else -1
                 flight = flights[slot] = Flight(head, now, flags, group, queue, slot, device is None)
                 flight.after_skipped = group.take_skipped(queue)
+                flight.beside = is_elsewhere(device is not None) and not is_p2p and not flags & ev.ASYNC
                 if device is not None:
                     self.exposure.known = False
                     flight.watch = self.devices.launch(device, pg, is_p2p or bool(flags & ev.ASYNC), first)
@@ -288,8 +290,7 @@ class PythonProbe(Probe):
                     if raised_by_handler(error):
                         raise
                     if flight.queue is None:
-                        flight.watched = True
-                        self.exposure.begin(flight, _now())
+                        self._watch_flight(flight, _now())
                     self.pending.add(flight, work, args)
                 else:
                     self._follow_future(flight, work, future, is_blocking_known)
@@ -304,14 +305,18 @@ class PythonProbe(Probe):
         if future.done():
             self.pending.ended(flight, ev.BY_FUTURE, future)
             return
-        flight.watched = True
-        self.exposure.begin(flight, _now())
+        self._watch_flight(flight, _now())
         if flight.flags & ev.ASYNC or not is_blocking_known:
             if flight.flags & ev.ASYNC:
                 self.pending.handles.add(flight, work)
             self.pending.call_back(flight, future)
         else:
             self.pending.add_blocking(flight, work, future)
+
+    def _watch_flight(self, flight: Flight, now: int) -> None:
+        if not (flight.watched or flight.beside):
+            flight.watched = True
+            self.exposure.begin(flight, now)
 
     def _wait_begins(self, flight: Flight) -> None:
         """Note that a thread begins to wait for an operation whose end only the wait shows."""
@@ -321,9 +326,7 @@ class PythonProbe(Probe):
             flight.blocked_since = _now()
             if self.ring is not None:
                 self.ring.blocked(flight.slot, flight.blocked_since)
-            if not flight.watched:
-                flight.watched = True
-                self.exposure.begin(flight, flight.blocked_since)
+            self._watch_flight(flight, flight.blocked_since)
         except Exception as error:
             self.fault(error, "at the begin of a wait")
 
@@ -359,7 +362,7 @@ class PythonProbe(Probe):
             queue, blocked = flight.queue, flight.blocked_since
             if flight.watched:
                 self.exposure.end(flight, end)
-            elif queue is None and not flag & ev.UNTIMED:
+            elif queue is None and not flag & ev.UNTIMED and not flight.beside:
                 self.exposure.in_call(flight.launch, end)
             if waited_ns is not None and not flag & ev.UNTIMED:
                 flag |= ev.WAIT_SEEN
@@ -371,6 +374,8 @@ class PythonProbe(Probe):
             start = max(flight.launch, began, 0 if measured else min(previous, end))
             if end > previous and not flag & ev.UNTIMED:
                 last_end[queue] = end
+            if flight.beside:
+                flag |= ev.BESIDE
             if flight.after_skipped and not measured:
                 flag |= ev.UNTIMED
             writer.write(*flight.head, waited, start, end, flight.flags | flag, timing, 0)
@@ -417,6 +422,7 @@ class PythonProbe(Probe):
         if self.ring is None:
             return
         self.exposure.watch(threading.get_ident())
+        self._training.here()
         exposed = self.exposure.take(ended)
         if self._skipped:
             self._skipped, exposed = False, None

@@ -62,7 +62,10 @@ UNALIGNED = 16  # the probe came after the group was used: counted, never joined
 EXPOSED = 32  # step mark: the exposed time is known
 WAIT_SEEN = 32  # asynchronous collective on the CPU: ``waited_us`` is known
 BLOCKED = 64  # in flight: a thread has been blocked in wait() since ``start_ns``; on a GPU: the GPU reached it at ``start_ns``
+BESIDE = 64  # ended, on the CPU: a thread was blocked in it that does not train
 ON_DEVICE = 128  # ran on a GPU: no CPU thread is blocked in it
+#: Operations that are counted, but never joined over the ranks: their numbers are not known, or none of their waits hold up the training.
+NOT_JOINED = UNALIGNED | BESIDE
 
 #: Larger times (ns), sizes (bytes) and counts are invalid: 146 years, four exabytes.
 MAX_PLAUSIBLE = 1 << 62

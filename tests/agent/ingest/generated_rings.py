@@ -81,6 +81,7 @@ class _Rank:
         flags |= ev.UNALIGNED if group == _UNALIGNED and chance.random() < 0.5 else 0
         waited = chance.choice((0, 0, 0, chance.randrange(2000)))
         flags |= ev.WAIT_SEEN if flags & ev.ASYNC and chance.random() < 0.5 else 0
+        flags |= ev.BESIDE if not flags & (ev.ASYNC | ev.ON_DEVICE) and chance.random() < 0.1 else 0
         aux = chance.choice((0, 18, 210, ev.SHARED_KERNEL | 18)) if timing == ev.BY_NCCL else 0
         end = max(end_ns + chance.randrange(1000), start)
         dtype = chance.choice((0, 1, 2)) if chance.random() < knobs.disagreeing else 1

@@ -259,8 +259,9 @@ class ReferenceRank:
         """Sum up how long threads were blocked in operations, up to the next mark."""
         seen, message = bool(record.flags & ev.WAIT_SEEN), self.names.op_name(record.op) in ev.P2P
         timed = not record.flags & (ev.FAILED | ev.UNTIMED) and record.timing != ev.COUNTED
-        self.waits_not_known |= not timed or bool(record.flags & ev.ON_DEVICE)
-        if timed:
+        beside = record.flags & ev.BESIDE
+        self.waits_not_known |= (not timed and not beside) or bool(record.flags & ev.ON_DEVICE)
+        if timed and not beside:
             duration = record.end_ns - record.start_ns
             longest = min(duration, record.waited_us * 1000) if seen or message else duration
             self.blocked_ns += min(longest, 1 << 47)
@@ -282,7 +283,8 @@ class ReferenceRank:
 
     def _operation(self, record: ev.Record) -> None:
         name, flags = self.names.op_name(record.op), record.flags
-        key = CellKey(_apart(record.group), record.op, ev.size_log2(record.size_bytes), not self.marked)
+        in_no_step = not self.marked or bool(flags & ev.BESIDE)
+        key = CellKey(_apart(record.group), record.op, ev.size_log2(record.size_bytes), in_no_step)
         cell, message = self._cell(key), name in ev.P2P
         if not message and not flags & ev.FAILED:
             self.last_seq[record.group], self.launched_ns[record.group] = record.seq, record.launch_ns
@@ -297,7 +299,7 @@ class ReferenceRank:
             queued_ns = max(0, record.start_ns - record.launch_ns)
             ran.add(record.size_bytes, record.size_bytes * factor, record.end_ns - record.start_ns, queued_ns)
         came_out = self.came_out_ns
-        stood_in = not flags & (ev.ASYNC | ev.ON_DEVICE)
+        stood_in = not flags & (ev.ASYNC | ev.ON_DEVICE | ev.BESIDE)
         if record.waited_us if message else stood_in:
             longer = record.waited_us * 1000 if message else record.end_ns - record.start_ns
             self.came_out_ns = record.end_ns if name in ev.SYMMETRIC else came_out and came_out + longer
@@ -307,14 +309,14 @@ class ReferenceRank:
             self._collective(cell, key, record, came_out)
 
     def _unmeasured(self, record: ev.Record, message: bool) -> None:
-        if not record.flags & (ev.ASYNC | ev.ON_DEVICE):
+        if not record.flags & (ev.ASYNC | ev.ON_DEVICE | ev.BESIDE):
             self.came_out_ns = self.ended_ns = 0
         if record.flags & ev.FAILED:
             self.failures = [*self.failures, record][-16:]
             return
         if not message:
             self.unseen[record.group] = record.seq
-        if not message or record.flags & ev.ON_DEVICE:
+        if not record.flags & ev.BESIDE and (not message or record.flags & ev.ON_DEVICE):
             self.steps.add_untimed([record.launch_ns])
 
     def _timed(self, cell: Cell, record: ev.Record, factor: float) -> None:
@@ -336,13 +338,18 @@ class ReferenceRank:
         label = self.names.group(key.group).label
         if record.flags & ev.ON_DEVICE:
             self.on_device = True
-            self.steps.busy(label).add(start, end)
+            self._busy_in_step(record, label, start)
         else:
             waited_ns = max(start, end - record.waited_us * 1000)
-            self.steps.busy(label).add(waited_ns, end)
-            self.steps.messages().add(waited_ns, end)
+            self._busy_in_step(record, label, waited_ns)
+            if not record.flags & ev.BESIDE:
+                self.steps.messages().add(waited_ns, end)
             self._add_wait(end, end - waited_ns)
         self.messages.setdefault((key.group, key.op, record.peer), Messages()).add(record.size_bytes, record.waited_us)
+
+    def _busy_in_step(self, record: ev.Record, label: str, since_ns: int) -> None:
+        if not record.flags & ev.BESIDE:
+            self.steps.busy(label).add(since_ns, record.end_ns)
 
     def _add_wait(self, end_ns: int, waited_ns: int) -> None:
         self.waits_ns[end_ns // BIN_NS] = self.waits_ns.get(end_ns // BIN_NS, 0) + waited_ns
@@ -355,9 +362,9 @@ class ReferenceRank:
             record.end_ns - record.start_ns,
         )
         cell.busy_ns += duration
-        self.steps.busy(info.label).add(record.start_ns, record.end_ns)
+        self._busy_in_step(record, info.label, record.start_ns)
         joined = name in ev.SYMMETRIC | ev.TO_ROOT | ev.FROM_ROOT and info.aligned and info.size > 1
-        if not joined or flags & ev.UNALIGNED or (record.timing == ev.BY_WAIT and flags & ev.ASYNC):
+        if not joined or flags & ev.NOT_JOINED or (record.timing == ev.BY_WAIT and flags & ev.ASYNC):
             return
         own = self._own(record, came_out_ns)
         dtype = self.names.dtypes.get(record.dtype)

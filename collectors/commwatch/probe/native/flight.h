@@ -106,6 +106,9 @@ class Flight {
     if (!inherited() && !done_.load()) ring_.blocked(slot_, now);
   }
 
+  // On the CPU: another thread than the one that trains is blocked in it. Before anything can end it.
+  void is_beside() { beside_ = true; }
+
   // The call within which NCCL is asked for it; 0: NCCL does not tell its times.
   void within(uint64_t nccl_call) { nccl_call_ = nccl_call; }
   uint64_t nccl_call() const { return nccl_call_; }
@@ -127,7 +130,7 @@ class Flight {
 
   // The operation continues after its call: count it as in flight for the exposed time.
   void watch(uint64_t now) {
-    if (watched_.exchange(true)) return;
+    if (beside_ || watched_.exchange(true)) return;
     session_.exposure.begin(now);
     if (done_.load()) unwatch(now);  // it ended in between, and did not see `watched_`
   }
@@ -169,7 +172,7 @@ class Flight {
     const Cost cost(session_, cost_of_);
     ring_.end(slot_);
     const bool untimed = (flag & format::kUntimed) != 0;
-    if (!unwatch(end_ns) && !p2p_ && !untimed) session_.exposure.in_call(record_.launch_ns, end_ns);
+    if (!unwatch(end_ns) && !p2p_ && !untimed && !beside_) session_.exposure.in_call(record_.launch_ns, end_ns);
     const uint64_t blocked = blocked_since_.load();
     const bool wait_seen = !untimed && sees_waits();
     uint64_t blocked_ns = blocked != 0 && p2p_ ? end_ns - blocked : 0;
@@ -178,7 +181,7 @@ class Flight {
     const uint64_t previous = untimed ? queue_.last_end_ns.load(std::memory_order_relaxed) : queue_.ended(end_ns);
     record_.start_ns = std::max({record_.launch_ns, on_device ? 0 : std::min(previous, end_ns), began_ns});
     record_.end_ns = end_ns;
-    record_.flags |= flag | (wait_seen ? format::kWaitSeen : 0) | (after_skipped_ && !on_device ? format::kUntimed : 0);
+    record_.flags |= flag | (wait_seen ? format::kWaitSeen : 0) | (beside_ ? format::kBeside : 0) | (after_skipped_ && !on_device ? format::kUntimed : 0);
     record_.timing = timing;
     ring_.write(record_);
   }
@@ -217,6 +220,7 @@ class Flight {
   int slot_;
   const uint32_t life_ = forks.load(std::memory_order_relaxed);
   uint64_t nccl_call_ = 0;
+  bool beside_ = false;
   std::atomic<bool> done_{false};
   std::atomic<bool> watched_{false};
   std::atomic<uint64_t> blocked_since_{0};

@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <cxxabi.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/library.h>
@@ -222,6 +223,7 @@ struct Kernel : c10::OperatorKernel {
     if (op.code == format::kAllToAll) note_splits(*session.ring(), record, args, op.group_at, group->size);
     auto flight = std::allocate_shared<Flight>(SpareMemory<Flight>(), session, queue, op.p2p, !device.has_value(), cost_of, record);
     flight->within(nccl_call.number());
+    if (is_beside(session, record)) flight->is_beside();
     if (!device) launched->check = check_of(session, *group, record, args, process_group);
     if (device) {
       refuse_devices(session, op.name.c_str());
@@ -238,6 +240,12 @@ struct Kernel : c10::OperatorKernel {
       if (has_work) add_outputs(args[0], &noted.outputs);
     }
     launched->flight = std::move(flight);  // last: what throws above leaves the operation unrecorded
+  }
+
+  // Whether an operation blocks a thread that does not train. One that runs a backward pass does.
+  bool is_beside(Session& session, const Record& record) const {
+    const bool elsewhere = session.training.is_elsewhere((record.flags & format::kOnDevice) != 0);
+    return elsewhere && !op.p2p && (record.flags & format::kAsync) == 0 && torch::autograd::get_current_graph_task_id() < 0;
   }
 
   // The number of an operator that is not in the table, in the ring of this session.

@@ -105,6 +105,7 @@ _NUMBERS = {
     "kExposed": events.EXPOSED,
     "kWaitSeen": events.WAIT_SEEN,
     "kBlocked": events.BLOCKED,
+    "kBeside": events.BESIDE,
     "kOnDevice": events.ON_DEVICE,
     "kByNone": events.BY_NONE,
     "kByFuture": events.BY_FUTURE,

@@ -30,6 +30,7 @@
 #include "ring.h"
 #include "standard_error.h"
 #include "stream_waits.h"
+#include "training.h"
 
 namespace commwatch {
 
@@ -187,6 +188,7 @@ class Session {
     if (ring == nullptr || off.load(std::memory_order_relaxed)) return;
     clockid_t clock;
     if (pthread_getcpuclockid(pthread_self(), &clock) == 0) exposure.watch(clock);
+    training.here();
     const int64_t on_cpu = exposure.take(record.end_ns), exposed = exposure.on_device() ? waits.take() : on_cpu;
     if (skipped_.exchange(false, std::memory_order_relaxed)) {
       record.flags |= format::kUntimed;
@@ -223,6 +225,7 @@ class Session {
   std::atomic<bool> off{false};
   Exposure exposure;
   Blocked blocked;
+  Training training;
   StreamWaits waits;
   Graphs graphs;
   Retention retention;

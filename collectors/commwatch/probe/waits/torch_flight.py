@@ -12,6 +12,7 @@ class Flight:
 
     __slots__ = (
         "after_skipped",
+        "beside",
         "blocked_since",
         "cost_of",
         "done",
@@ -54,6 +55,8 @@ class Flight:
         self.cost_of = 0
         #: The operation before it in its queue was only counted.
         self.after_skipped = False
+        #: A thread is blocked in it that does not train.
+        self.beside = False
         #: Whether ``Exposure`` counts it.
         self.watched = False
         #: When a thread began to wait for it, in ns; 0 = none did.
