@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from commwatch.wire.modes import FULL
 from commwatch_agent.analysis.calls.differences import Call
@@ -40,24 +41,25 @@ def stragglers(jobs: Iterable[Job], now_ns: int) -> list[tuple[str, str, Late]]:
         if not rank_totals:
             continue
         from commwatch_agent.analysis.straggler_search import stragglers_in  # brings in numpy
+        from commwatch_agent.analysis.waits.without_steps import confirmed
 
         ends = {rank: ends_of(totals) if totals.marked else [] for rank, totals in rank_totals.items()}
         turns = {rank: [] if totals.marked else ends_of(totals) for rank, totals in rank_totals.items()}
         stepping, met = _stepping(rank_totals), _meetings(job, rank_totals)
-        of_groups = [
-            (group_id, each)
-            for group_id, join in job.joins.items()
-            for ranks in roles(join.window.ranks, stepping)
-            for each in stragglers_in(
-                join.window,
-                now_ns,
-                steps_of(ends, ranks),
-                ranks=ranks,
-                stepping=_are_stepping(ranks, rank_totals),
-                turns=steps_of(turns, ranks),
-                met=met,
-            )
-        ]
+        of_groups = list[tuple[str, Late]]()
+        for group_id, join in job.joins.items():
+            for ranks in roles(join.window.ranks, stepping):
+                judge = partial(
+                    stragglers_in,
+                    join.window,
+                    now_ns,
+                    steps_of(ends, ranks),
+                    ranks=ranks,
+                    stepping=_are_stepping(ranks, rank_totals),
+                    turns=steps_of(turns, ranks),
+                    met=met,
+                )
+                of_groups += [(group_id, each) for each in confirmed(judge, ends, join.window.numbers, now_ns)]
         for group_id, each in (*of_groups, *_late_senders(rank_totals, ends, now_ns)):
             found.append((job.id, group_id, each))
     return once(found)

@@ -25,12 +25,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from commwatch_agent.analysis.waits.turns import take_turns
+from commwatch_agent.analysis.waits.without_steps import Span, among_those_with_steps
 from commwatch_agent.ingest.columns import Flags, Ints
 from commwatch_agent.ingest.stragglers import (
     BIN_NS,
     COSTS,
     LEAST_NS,
     LEAST_PERIODS,
+    MOST_BINS,
     RARE_STEPS,
     WINDOWS_NS,
     Late,
@@ -48,6 +51,7 @@ _TIMES = 3
 _ERRORS, _ERRORS_OF_FEW = 4, 60
 #: A straggler this long ago remains one while it still costs as much.
 _HELD_NS = tuple(range(500_000_000, 5_000_000_001, 500_000_000))
+_MOST_LOOKED_AT_NS = WINDOWS_NS[-1] + _HELD_NS[-1]
 #: The largest leads are cut off: of one in five periods.
 _CUT = 0.2
 #: A rank that is late in fewer steps: one in 12 is cut off, and at least 4 periods. It must be late regularly: most distances between its
@@ -126,6 +130,7 @@ def stragglers_in(
     stepping: bool = True,
     turns: Sequence[int] = (),
     met: Sequence[int] = (),
+    without: Collection[Span] = (),
 ) -> list[Late]:
     """Return the stragglers of a group up to now, by rank.
 
@@ -138,11 +143,13 @@ def stragglers_in(
             rank, which may wait for requests.
         met: numbers of the bins in which ranks of the job met in collectives of any group, in order; empty: they met in most, or that is not known.
             Where few steps have one, such as with local SGD, a period reaches from one to the next.
+        without: when ranks have no steps while others do.
     """
     late = window.until(now_ns)
     if late is None:
         return []
     some = late if ranks is None else late.of(ranks)
+    some = among_those_with_steps(some, without) if without else some
     rules = _Rules(least_ns, own_counts=1, stepping=stepping)
     found = _found(some, steps, now_ns, rules, met)
     if found or not turns:
@@ -185,7 +192,7 @@ def _found(late: LateBins, steps: Sequence[int], now_ns: int, rules: _Rules, met
     if len(periods.start) and not culprits:
         window = periods.latest(WINDOWS_NS[0])
         culprits = _held(periods, _ahead(window, rules.own_counts), now_ns, rules)
-    if not culprits:
+    if not culprits or take_turns(_periods(late, steps, met, MOST_BINS * BIN_NS).late, culprits):
         return []
     costs = _costs(window.late, culprits, window.span_ns)
     # One that leads in most periods may cost nothing beside a rare pause of another one, for which it waits itself.
@@ -269,10 +276,10 @@ def late_in_steps(
     return {ranks[at]: cost / every_ns for at, cost in sorted(costs.items()) if cost >= COSTS * every_ns}
 
 
-def _periods(bins: LateBins, steps: Sequence[int], met: Sequence[int]) -> _Periods:
-    """Return the bins merged to periods: by steps, or without steps by bursts of collectives; ``met`` as for ``stragglers_in``."""
+def _periods(bins: LateBins, steps: Sequence[int], met: Sequence[int], most_ns: int = _MOST_LOOKED_AT_NS) -> _Periods:
+    """Return the bins of the latest time merged to periods: by steps, or without steps by bursts of collectives; ``met`` as for ``stragglers_in``."""
     numbers = bins.numbers
-    ends, counts = _ends_of_steps(numbers, steps, met) if steps else _ends_of_bursts(numbers.tolist())
+    ends, counts = _ends_of_steps(numbers, steps, met, most_ns) if steps else _ends_of_bursts(numbers.tolist())
     total = np.zeros((len(bins.ranks), len(numbers) + 1), np.int64)
     np.cumsum(np.minimum(bins.late_ns, _MOST_NS), axis=1, out=total[:, 1:])
     at = np.searchsorted(numbers, ends, side="right")
@@ -280,9 +287,9 @@ def _periods(bins: LateBins, steps: Sequence[int], met: Sequence[int]) -> _Perio
     return _Periods((ends[:-1] + 1) * BIN_NS, (ends[1:] + 1) * BIN_NS, counts[1:], total[:, until] - total[:, since])
 
 
-def _ends_of_steps(numbers: Ints, steps: Sequence[int], met: Sequence[int]) -> tuple[Ints, Ints]:
+def _ends_of_steps(numbers: Ints, steps: Sequence[int], met: Sequence[int], most_ns: int) -> tuple[Ints, Ints]:
     """Return the bins, within the range of ``numbers``, in which steps ended, and how many did."""
-    since = 0 if met else bisect_left(steps, steps[-1] - WINDOWS_NS[-1] - _HELD_NS[-1])
+    since = 0 if met else bisect_left(steps, steps[-1] - most_ns)
     ends = np.array(steps[max(0, min(len(steps) - LEAST_PERIODS - 1, since)) :], np.int64) // BIN_NS
     first = np.flatnonzero(np.append(True, ends[1:] != ends[:-1]))
     counts, ends = np.diff(np.append(first, len(ends))), ends[first]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 from commwatch.wire import events as ev
@@ -213,13 +214,15 @@ def late_across(parts: Iterable[RankParts]) -> list[tuple[str, str, Late]]:
 def _late(window: LateWindow, ranks: frozenset[int], of_job: Mapping[int, RankParts]) -> list[Late]:
     """Return the stragglers among some ranks of a group, as on one node; now is 0."""
     from commwatch_agent.analysis.straggler_search import stragglers_in  # brings in numpy
+    from commwatch_agent.analysis.waits.without_steps import confirmed
 
     known = [of_job[rank] for rank in sorted(ranks) if rank in of_job]
     ends = {part.rank: ends_from(part.steps_s) for part in known}
     marks = {part.rank: ends[part.rank] for part in known if part.stepping}
     turns = {part.rank: ends[part.rank] for part in known if not part.stepping}
     # No minimum window: agents send at most the latest 1,024 collectives of a group, less than a second of a fast job.
-    return stragglers_in(
+    judge = partial(
+        stragglers_in,
         window,
         0,
         steps_of(marks, ranks),
@@ -228,3 +231,4 @@ def _late(window: LateWindow, ranks: frozenset[int], of_job: Mapping[int, RankPa
         stepping=bool(marks),
         turns=steps_of(turns, ranks),
     )
+    return confirmed(judge, marks, window.numbers, 0)

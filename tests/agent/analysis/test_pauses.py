@@ -63,3 +63,9 @@ def test_one_pauses() -> None:
 def test_none_pauses(ranks: dict[int, list[StepView]]) -> None:
     """No rank is named for what all do in long steps, for what more than one of them does, for too few pauses, or where it is not known."""
     assert pauses(ranks) is None
+
+
+def test_others_wait_in_other_steps() -> None:
+    """A rank whose long steps are others than those in which the rest waits does not pause: the rest may be without inputs."""
+    waiting = steps(0, 0.01, 1.91, range(15, 100, 20))
+    assert pauses({0: waiting, 1: steps(1, 0.01)}) is None

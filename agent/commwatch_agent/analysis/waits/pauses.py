@@ -30,7 +30,9 @@ def pauses_of(steps_of: Mapping[int, Sequence[StepView]], beyond: Mapping[int, B
         return None
     rank = min(waited_s, key=lambda each: waited_s[each])
     others_s = [waited for other, waited in waited_s.items() if other != rank]
-    long = [step for step in steps_of[rank] if step.long]
+    of_others = [{step.seq for step in steps if step.long} for other, steps in steps_of.items() if other != rank]
+    # The others wait in the same steps: one without inputs waits in many steps of others, and has none itself.
+    long = [step for step in steps_of[rank] if step.long and all(step.seq in numbers for numbers in of_others)]
     if len(long) < _LEAST or min(others_s) <= _TIMES * waited_s[rank]:
         return None
     whole_s = fmean(sum(step.duration_s for step in steps) for steps in steps_of.values())
