@@ -113,6 +113,9 @@ STRAGGLERS = [
     Scenario("ddp4", "late_in_four_by_far", (2,), LATE, options=("--work", "0.13")),
     *(Scenario(shape, "late", (2,), LATE, options=("--lasts", "14"), lasts_s=14) for shape in ("ddp4", "fsdp")),
     *(Scenario(shape, "late", (2,), LATE, options=("--work", "0.13")) for shape in ("delayed", "outer", "prefetched")),
+    Scenario("heartbeat", "late", (1,), LATE, size=3),
+    Scenario("heartbeat_pipe", "slow", (1,), LATE, size=3),
+    Scenario("joined", "late", (0,), LATE, size=3, options=("--where", "input")),
 ]
 HANGS = [
     *(Scenario(shape, "stop", (1,), _HANGS, within_s=12) for shape in ("plain", "ddp4", "grid")),
@@ -134,6 +137,11 @@ HANGS = [
     Scenario("plain", "other_size_and_fail", (1,), _QUARREL, within_s=12),
     Scenario("pipe", "receive_from_the_next", (1,), _QUARREL, within_s=12, suspects=(1, 2)),
     *(Scenario(shape, "destroy", (1,), _HANGS, within_s=12) for shape in ("plain", "ddp4")),
+    Scenario("heartbeat", "stop", (1,), _HANGS, within_s=12, size=3),
+    # Others meet in what a rank without inputs does, and the other way round.
+    Scenario("joined", "stop", (0,), _HANGS, within_s=12, size=2, options=("--where", "input", "--after", "5")),
+    Scenario("joined", "asleep", (1,), _HANGS, within_s=12, size=3, options=("--where", "input", "--after", "5")),
+    Scenario("joined", "asleep", (2,), _HANGS, within_s=12, size=3, options=("--where", "no_input", "--after", "5")),
 ]
 HEALTHY = [
     *(
@@ -160,6 +168,13 @@ HEALTHY = [
         Scenario(shape, "late_once", (1,), size=2, options=("--work", "0.13", "--busy"))
         for shape in ("delayed", "prefetched")
     ),
+    *(
+        Scenario(f"heartbeat{kind}", "nothing", (0,), size=size)
+        for kind, size in (("", 2), ("_barrier", 3), ("_pipe", 3))
+    ),
+    *(Scenario("joined", "nothing", (0,), size=size) for size in (2, 3)),
+    *(Scenario("ddp4", "by_chance", tuple(range(size)), size=size) for size in (2, 3)),
+    *(Scenario(shape, "nothing", (0,), size=size) for shape, size in (("saved", 2), ("parameters", 3), ("checked", 2))),
 ]
 SCENARIOS = [*STRAGGLERS, *HANGS, *HEALTHY]
 

@@ -37,7 +37,12 @@ PLAYED = [each for each in RECORDED if each.has_records]
 #: Jobs that mark steps, all of one length.
 STEPPING = [each for each in PLAYED if not each.rhythm and not each.name.startswith("unmarked")]
 #: Even ones with enough steps for a cycle, whose ranks do not wait for a root: such a wait may be a server's, and has no share.
-EVEN = [each for each in STEPPING if each.name.endswith(" nothing 0") and not each.name.startswith("loader")]
+#: Nor does a thread beside the training mix its operations into those of the cycle, or a rank run out of inputs.
+EVEN = [
+    each
+    for each in STEPPING
+    if each.name.endswith(" nothing 0") and not each.shape.startswith(("loader", "heartbeat", "saved", "joined"))
+]
 
 
 def _size(scenario: Scenario) -> int:
@@ -104,6 +109,7 @@ def test_named(scenario: Scenario, play: Play) -> None:
 #: last two, ranks compete for cores, which an agent knows (``StepWaits.for_cores``), and a recording does not.
 UNEVEN = frozenset({
     "ddp4x2 uneven 0,1", "ddp4x3 uneven 0,1,2", "ddp4x4 in_turn 0,1,2,3", "ddp4x4 uneven 0,1,2,3",
+    "ddp4x2 by_chance 0,1", "ddp4x3 by_chance 0,1,2",
     "expertsx4 uneven 0,1,2,3", "gridx4 in_turn 0,1,2,3", "gridx4 uneven 0,1,2,3", "ddp4x4 nothing 0 --busy", "overlapx4 nothing 0 --busy",
 })  # fmt: skip
 

@@ -20,6 +20,8 @@ from work import SLOW_TIMES, Agreed, Pace, Weights
 FOREVER_S = 600
 #: By how much a rank at fault is late, in seconds.
 LATE_S = 0.06
+#: By how much a random rank is late, in seconds.
+IN_TURN_S = 0.04
 #: Keeps a core busy for as long as its parent lives.
 BURN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(1000000))"
 
@@ -93,6 +95,12 @@ def in_turn(step: int) -> None:
         time.sleep(LATE_S)
 
 
+def by_chance(step: int) -> None:
+    """In each step one rank is late, a random one."""
+    if InTurn.of_all.randrange(dist.get_world_size()) == dist.get_rank():
+        time.sleep(IN_TURN_S)
+
+
 def all_slow(step: int) -> None:
     time.sleep(LATE_S)
 
@@ -123,6 +131,12 @@ def slower_each_second(step: int) -> None:
     """By 1 % of what it computes without a fault."""
     Slower.since = Slower.since or time.monotonic()
     Pace.times = 1 + (time.monotonic() - Slower.since) / 100
+
+
+class InTurn:
+    """The same choice on all ranks."""
+
+    of_all = random.Random(7)
 
 
 class Slower:
@@ -313,6 +327,7 @@ FAULTS = {
             starved,
             throttled,
             in_turn,
+            by_chance,
             all_slow,
             uneven,
             very_uneven,

@@ -19,9 +19,10 @@ from meetings import MEETINGS
 from pauses import PAUSES
 from rhythms import RHYTHMS
 from shapes import SHAPES
+from sides import SIDES
 from work import WORK_S, Pace, Point, compute, point
 
-ALL_SHAPES = SHAPES | RHYTHMS | MEETINGS
+ALL_SHAPES = SHAPES | RHYTHMS | MEETINGS | SIDES
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
