@@ -30,7 +30,7 @@ from commwatch.wire import ring, tokens
 from commwatch.wire.ring import RingWriter
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.config import Config
 from commwatch_agent.history.chunks import Damaged
 from commwatch_agent.history.history import History

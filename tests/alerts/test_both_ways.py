@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.incidents.alerts import alerts_of
 from commwatch_agent.incidents.conclude import conclude
 from commwatch_agent.incidents.evidence import Evidence, KnownJob

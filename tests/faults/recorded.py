@@ -19,7 +19,8 @@ from pydantic import TypeAdapter
 from commwatch.wire import events as ev
 from commwatch.wire.ring_reader import RingReader
 from commwatch_agent.analysis.ended_operations import stragglers
-from commwatch_agent.analysis.verdicts import Verdict, verdicts
+from commwatch_agent.analysis.verdict import Verdict
+from commwatch_agent.analysis.verdicts import verdicts
 from commwatch_agent.analysis.waits.step_waits import step_waits
 from commwatch_agent.analysis.waits.uneven_work import StepWaits
 from commwatch_agent.ingest.batches import Batch, ingest

@@ -12,7 +12,8 @@ from commwatch.wire.numbers import ranks_in
 from commwatch_agent.analysis import ended_operations
 from commwatch_agent.analysis.calls import ended as ended_calls
 from commwatch_agent.analysis.corruption import corruptions
-from commwatch_agent.analysis.verdicts import Verdict, disagreement, straggler_verdict
+from commwatch_agent.analysis.verdict import Verdict, straggler_verdict
+from commwatch_agent.analysis.verdicts import disagreement
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import RankTotals
 from commwatch_agent.ingest.stragglers import LEAST_NS, WINDOWS_NS, Late

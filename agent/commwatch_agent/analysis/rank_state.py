@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from commwatch.wire import events as ev
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.analysis.waits.wait_graph import SILENT_S, age
 from commwatch_agent.model.views import InFlight, RankView
 from commwatch_collectors.spans import ranks as named

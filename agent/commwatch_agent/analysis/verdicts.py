@@ -2,22 +2,23 @@
 
 The sections Verdicts and Stragglers have the rules. ``verdicts`` uses only what the ranks have in flight, so it works while a
 trainer is stopped, stuck in C, or gone. It judges the ranks of one node or of many agents: it compares ages, never clocks.
-``straggler_verdict`` and ``disagreement`` put into words what ``straggler_search`` and the join of collectives have found.
+``disagreement`` puts into words what the join of collectives has found.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from commwatch.wire.numbers import latest
-from commwatch_agent.analysis import headline
 from commwatch_agent.analysis.calls.differences import CERTAIN_S, Call, calls_in, difference
 from commwatch_agent.analysis.ended_operations import Disagreement
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.analysis.waits.outside_waits import OutsideWait, near_ranks, of_jobs, outside_waits
 from commwatch_agent.analysis.waits.patience import is_behind, marks_steps, overdue, stuck_limit_s
+from commwatch_agent.analysis.waits.root_waits import ALIVE, Found, due, roots
 from commwatch_agent.analysis.waits.wait_graph import (
     HANG_S,
     LOST,
@@ -28,20 +29,16 @@ from commwatch_agent.analysis.waits.wait_graph import (
     at_fault,
     waits,
 )
-from commwatch_agent.ingest.stragglers import Late
-from commwatch_agent.ingest.why_late import Why, common_why
 from commwatch_agent.model.endings import DIED
 from commwatch_agent.model.views import GroupView, RankView
-from commwatch_agent.text.units import counted, percent, seconds
+from commwatch_agent.text.units import seconds
 from commwatch_collectors.spans import ranks as named
 from commwatch_collectors.spans import spans
 
 #: Why a rank is absent, worst first; the worst cause names the culprits.
 _CAUSES = ("dead", "gone", "destroyed", "stopped", "silent", "not_joined", "not_come", "unseen")
-#: Those of a rank that may itself wait for others.
-_ALIVE = frozenset({"not_joined", "silent", "not_come"})
 #: Those of a rank whose wait may be usual for its job.
-_PATIENT = _ALIVE | {"unseen"}
+_PATIENT = ALIVE | {"unseen"}
 #: Texts after "stalled: ", or "waiting: " where that is no fault; and most ranks whose activities are listed.
 _WITH_PREFIX, _MOST_DOING = frozenset({"stopped", "silent", "not_joined", "not_come"}), 4
 #: By cause, of one rank and of several.
@@ -76,57 +73,6 @@ _SAYS = {
 }
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """One fault, and the ranks that seem to cause it."""
-
-    #: ``hang``, ``stalled`` (a rank is far too late but alive), ``waiting`` (it may be: no fault), ``init_incomplete`` (a wait outside operations),
-    #: ``desync``, ``corruption`` or ``straggler``.
-    kind: str
-    #: ``dead``, ``gone``, ``destroyed``, ``stopped``, ``unseen``, ``silent``, ``not_joined``, ``not_come``, ``stuck``, ``ops``, ``root``, ``sizes``,
-    #: ``splits``, ``order``, ``weights``, ``received``, ``sent``, ``result``, ``one_of``, ``diverged`` or ``late``.
-    cause: str
-    job_id: str
-    group_id: str
-    group: str
-    seq: int | None
-    op: str
-    #: The culprits; all ranks inside if none differs.
-    ranks: list[int]
-    #: The ranks that wait; for a corruption those that agree.
-    waiting: list[int]
-    since_s: float
-    says: str
-    #: Source of the evidence: ``probe``, ``ras`` (NCCL's) or ``flight_recorder`` (PyTorch's).
-    source: str = "probe"
-    #: For a straggler: the share of time that the others waited for it, and why it is late, in words and as a code of
-    #: ``ingest.why_late``; ``None``: not known.
-    cost_share: float | None = None
-    why: str | None = None
-    why_code: str | None = None
-    #: For a straggler: how many ranks do nothing because of it, on average over time and in all groups in which it is late; ``None``: not known.
-    idle_ranks: float | None = None
-    #: For a straggler: how long ago it was last late, in s.
-    ago_s: float = 0.0
-    #: For a corruption of weights: the first parameter that differs, and the step of the optimizer, from 1, after which that was first seen.
-    parameter: str | None = None
-    #: For a wait or a disagreement: the training step, from 1, in which the ranks are that wait. ``None``: not known.
-    step: int | None = None
-    #: For a disagreement: the ranks by what they have, the most frequent first; ``None``: not known.
-    sides: list[list[int]] | None = None
-
-    @property
-    def idles(self) -> float | None:
-        """How many ranks do nothing because of a straggler, on average; ``None``: not known."""
-        if self.idle_ranks is None and self.cost_share is not None:
-            return self.cost_share * len(self.waiting)
-        return self.idle_ranks
-
-
-#: Kinds that say nothing about whether a rank is late.
-_BESIDE = frozenset({"straggler", "corruption", "waiting"})
-
-
 def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Verdict]:
     """Return the verdicts, the longest first.
 
@@ -138,7 +84,7 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
     merged = {(group.job_id, group.group_id): group for group in merged_groups(groups)}
     users, look = _users(known), _look(merged, known)
     certain: list[Verdict] = []
-    found: list[_Found] = []
+    found: list[Found] = []
     for group in merged.values():
         if not group.aligned:  # its sequence numbers are not comparable
             continue
@@ -149,11 +95,11 @@ def verdicts(ranks: Iterable[RankView], groups: Iterable[GroupView]) -> list[Ver
             continue
         behind = _behind(group, here)
         if behind is not None:
-            found.append(_Found(behind.waiting, behind, behind.since_s))
+            found.append(Found(behind.waiting, behind, behind.since_s))
             continue
         found += [each for wait in waits(group, here, known) for each in _judge(wait, look)]
     found += map(_of_outside, outside_waits(known))
-    every = (with_step(each, known) for each in (*certain, *_roots(_due(found))))
+    every = (with_step(each, known) for each in (*certain, *roots(due(found))))
     return sorted(every, key=lambda verdict: -verdict.since_s)
 
 
@@ -179,56 +125,6 @@ def _users(known: Mapping[tuple[str, int], RankView]) -> dict[tuple[str, str], l
         for group_id in {*view.last_seq, *view.launched_s, *under_way, *failed}:
             users.setdefault((job_id, group_id), []).append(view)
     return users
-
-
-def combined(*found: Iterable[Verdict]) -> list[Verdict]:
-    """Combine verdicts of several sources; a rank that hangs or disagrees is no straggler."""
-    every = [verdict for each in found for verdict in each]
-    hang = {(verdict.job_id, rank) for verdict in every if verdict.kind not in _BESIDE for rank in verdict.ranks}
-    return [
-        verdict
-        for verdict in every
-        if verdict.kind != "straggler" or not any((verdict.job_id, rank) in hang for rank in verdict.ranks)
-    ]
-
-
-def waited_for(found: Iterable[Verdict], waiting: float | None, ranks: int) -> float | None:
-    """Return the share of time (0 to 1) that ranks wait for late ones, the mean over all ranks; ``None``: not known.
-
-    Args:
-        waiting: this share as measured, perhaps over a longer time than a straggler was late; ``None``: not known.
-        ranks: number of ranks.
-    """
-    late = (min(1.0, (each.idles or 0.0) / ranks) for each in found if each.cost_share and ranks)
-    return headline.with_late(late, waiting)
-
-
-def for_others(messages: float | None, waiting: float | None, measured: float | None) -> float | None:
-    """Return the share of time spent waiting for messages but not for a straggler; ``None``: not known, or no messages.
-
-    Args:
-        messages: share of time spent waiting for messages.
-        waiting: the result of ``waited_for(..., measured, ...)``; its excess over ``measured`` is for a straggler among senders.
-        measured: share of time spent waiting in collectives.
-    """
-    return None if messages is None else max(0.0, messages - max(0.0, (waiting or 0.0) - (measured or 0.0)))
-
-
-def awaited_ranks(found: Iterable[Verdict], waiting: float | None) -> list[int]:
-    """Return the stragglers if at least half of the waiting is for them, else none; ``waiting``: the result of ``waited_for``."""
-    late = [each for each in found if each.kind == "straggler"]
-    return headline.awaited({rank: each.cost_share or 0.0 for each in late for rank in each.ranks}, waiting)
-
-
-def stragglers(found: Iterable[Verdict]) -> list[int]:
-    """Return the late ranks, whatever they cost."""
-    return sorted({rank for each in found if each.kind == "straggler" for rank in each.ranks})
-
-
-def why_late(found: Iterable[Verdict], late: Collection[int]) -> str:
-    """Return why the ranks ``late`` are late, as ``common_why``."""
-    whys = {rank: each.why_code for each in found if each.kind == "straggler" for rank in each.ranks}
-    return common_why(whys, late)
 
 
 def by_job(ranks: Iterable[RankView]) -> dict[str, list[RankView]]:
@@ -294,55 +190,6 @@ def _disagreement(group: GroupView, seq: int, calls: Mapping[int, Call], since_s
     return Verdict("desync", what.cause, *about, what.odd, others, since_s, says, sides=what.sides)
 
 
-def straggler_verdict(
-    late: Late, groups: Mapping[tuple[str, str], GroupView], at: tuple[str, str], why: Why | None = None
-) -> Verdict:
-    """Return the verdict on a straggler.
-
-    A rank that waits for it in several groups counts with the group in which it waits most: waits in others may be at the same time.
-
-    Args:
-        groups: by job and ``group_id``.
-        at: those of the group in which it costs most.
-        why: why the rank is late; ``None``: not known.
-    """
-    group, waits = groups[at], dict[int, float]()
-    for group_id, share in ((group.group_id, late.cost_share), *late.also):
-        other = groups.get((group.job_id, group_id))
-        for rank in () if other is None else other.members or other.ranks:
-            waits[rank] = max(share, waits.get(rank, 0.0))
-    waits.pop(late.rank, None)
-    further = [
-        f"{groups[at[0], each].group} ({percent(share)})" for each, share in late.also if (at[0], each) in groups
-    ]
-    window_s, cost_s, ago_s = late.window_ns / 1e9, late.cost_ns / 1e9, late.ago_ns / 1e9
-    by = "late"
-    if late.steps and late.late_steps:
-        by = f"late in {late.late_steps} of {counted(late.steps, 'step')}, by {seconds(cost_s / late.late_steps)} each"
-    elif late.steps:
-        by = f"late by {seconds(cost_s / late.steps)} a step (mean of {counted(late.steps, 'step')})"
-    says = (
-        f"straggler: rank {late.rank} is {by} in group {group.group}; "
-        f"in {seconds(window_s)} the others waited {percent(cost_s / window_s)} of the time for it"
-        + (f", and in {', '.join(further)}" if further else "")
-        + (f"; {why.says}" if why else "")
-    )
-    about = (group.job_id, group.group_id, group.group, None, "")
-    late_by = Verdict(
-        "straggler",
-        "late",
-        *about,
-        [late.rank],
-        sorted(waits),
-        window_s + ago_s,
-        says,
-        cost_share=cost_s / window_s,
-        idle_ranks=sum(waits.values()),
-        ago_s=ago_s,
-    )
-    return late_by if why is None else replace(late_by, why=why.says, why_code=why.code)
-
-
 # -- ranks behind -------------------------------------------------------------------------------
 
 
@@ -375,17 +222,6 @@ def _behind(group: GroupView, here: list[RankView]) -> Verdict | None:
 # -- what a wait means --------------------------------------------------------------------------
 
 
-class _Found(NamedTuple):
-    """A verdict, and the ranks that are inside what it is about."""
-
-    inside: Collection[int]
-    verdict: Verdict
-    #: How long they have been inside, in s.
-    since_s: float
-    #: Whether that is long enough for the verdict to be given.
-    is_due: bool = True
-
-
 class _Look(NamedTuple):
     """What is known of all jobs."""
 
@@ -403,7 +239,7 @@ def _look(groups: Mapping[tuple[str, str], GroupView], known: Mapping[tuple[str,
     return _Look(groups, known, steps, {job_id: near_ranks(views) for job_id, views in jobs.items()})
 
 
-def _judge(wait: Wait, look: _Look) -> Iterator[_Found]:
+def _judge(wait: Wait, look: _Look) -> Iterator[Found]:
     """Yield what a wait means."""
     if wait.since_s < CERTAIN_S:
         return
@@ -429,17 +265,17 @@ def _judge(wait: Wait, look: _Look) -> Iterator[_Found]:
     certain = cause == "dead" or (cause in LOST and why.keys() <= set(wait.missing))
     is_due = certain or (wait.since_s > wait.limit_s and not wait.raised)
     if is_due or not wait.raised:
-        yield _Found(wait.inside, _verdict(wait, kind, cause, culprits, says), wait.since_s, is_due)
+        yield Found(wait.inside, _verdict(wait, kind, cause, culprits, says), wait.since_s, is_due)
 
 
-def _all_inside(wait: Wait, known: Mapping[tuple[str, int], RankView]) -> Iterator[_Found]:
+def _all_inside(wait: Wait, known: Mapping[tuple[str, int], RankView]) -> Iterator[Found]:
     """Yield what it means that all ranks of a group have been inside an operation for long."""
     if wait.since_s <= wait.limit_s:
         return
     group_id = wait.group.group_id
     stopped = [rank for rank in wait.inside if absence(known.get((wait.group.job_id, rank)), group_id) == "stopped"]
     if stopped:
-        yield _Found(
+        yield Found(
             wait.inside,
             _verdict(wait, "hang", "stopped", stopped, f"stalled: {_says('inside', stopped)}"),
             wait.since_s,
@@ -449,14 +285,14 @@ def _all_inside(wait: Wait, known: Mapping[tuple[str, int], RankView]) -> Iterat
     says = f"stuck inside: every rank has entered{first}; check the network between them"
     kind = "stalled" if wait.is_first else "hang"
     kind = kind if wait.since_s > stuck_limit_s(wait) else "waiting"
-    yield _Found(wait.inside, _verdict(wait, kind, "stuck", list(wait.inside), says), wait.since_s)
+    yield Found(wait.inside, _verdict(wait, kind, "stuck", list(wait.inside), says), wait.since_s)
 
 
-def _of_outside(wait: OutsideWait) -> _Found:
+def _of_outside(wait: OutsideWait) -> Found:
     about = (wait.job_id, "", wait.about, None, wait.call)
     waiting = sorted(set(wait.inside) - set(wait.culprits))
     verdict = Verdict("init_incomplete", wait.cause, *about, wait.culprits, waiting, wait.since_s, wait.says)
-    return _Found(wait.inside, verdict, wait.since_s, wait.is_due)
+    return Found(wait.inside, verdict, wait.since_s, wait.is_due)
 
 
 def _blame(
@@ -511,97 +347,3 @@ def _verdict(wait: Wait, kind: str, cause: str, culprits: list[int], says: str) 
         since_s=wait.since_s,
         says=f"{says} ({whom} {where}{since})",
     )
-
-
-# -- causes before consequences -------------------------------------------------------------------
-
-
-def _due(found: list[_Found]) -> list[_Found]:
-    """Return the verdicts to be given, with those on the waits in which the culprits are that live.
-
-    Such a wait must be at least half as long as that for the culprit. A culprit that was in other waits meanwhile goes on with its work.
-    """
-    due = [each for each in found if each.is_due]
-    too_short: dict[tuple[str, int], list[_Found]] = {}
-    for each in found:
-        for rank in () if each.is_due else each.inside:
-            too_short.setdefault((each.verdict.job_id, rank), []).append(each)
-    for each in due:  # which grows
-        for rank in each.verdict.ranks if each.verdict.cause in _ALIVE else ():
-            of_rank = too_short.get((each.verdict.job_id, rank), [])
-            due += [other for other in of_rank if 2 * other.since_s >= each.since_s and other not in due]
-    return due
-
-
-def _roots(found: list[_Found]) -> list[Verdict]:
-    """Remove verdicts whose culprits only wait themselves; if they wait for each other in a ring, report that."""
-    where: dict[tuple[str, int], list[Verdict]] = {}
-    for each in found:
-        for rank in each.inside:
-            where.setdefault((each.verdict.job_id, rank), []).append(each.verdict)
-    kept: list[Verdict] = []
-    rings: dict[str, list[Verdict]] = {}
-    for verdict in (each.verdict for each in found):
-        if verdict.cause not in _ALIVE or not verdict.ranks:
-            kept.append(verdict)
-            continue
-        free = [
-            rank for rank in verdict.ranks if all(other is verdict for other in where.get((verdict.job_id, rank), ()))
-        ]
-        if free:  # only ranks that wait nowhere else are culprits
-            kept.append(verdict if free == verdict.ranks else replace(verdict, ranks=free))
-        elif _comes_back(verdict, where) and not _is_told_outside(verdict, where):
-            rings.setdefault(verdict.job_id, []).append(verdict)
-    return kept + [_of_ring(ring) for ring in rings.values()]
-
-
-def _of_ring(ring: list[Verdict]) -> Verdict:
-    """Return one verdict on waits of ranks for each other.
-
-    If all waits are of the same ranks, those that are not where most of them wait are at fault; else those for which others wait.
-    """
-    first, *others = sorted(ring, key=lambda verdict: (verdict.group_id, verdict.seq or 0, verdict.op, verdict.waiting))
-    sides = [list(each) for each in dict.fromkeys(tuple(each.waiting) for each in (first, *others)) if each]
-    order = replace(first, kind="desync", cause="order", sides=sides)
-    if not others:  # it has the other waits in its text
-        return replace(order, says=f"ranks wait for each other in different groups: {first.says}")
-    every = {rank for each in ring for rank in (*each.ranks, *each.waiting)}
-    most = max(len(each.waiting) for each in ring)
-    crowds = [set(each.waiting) for each in ring if len(each.waiting) == most]
-    is_minority = len(crowds) == 1 and all({*each.ranks, *each.waiting} == every for each in ring)
-    ranks = every - crowds[0] if is_minority else {rank for each in ring for rank in each.ranks}
-    groups = " in different groups" if any(each.group_id != first.group_id for each in others) else ""
-    where = "; ".join(f"{named(each.waiting)} in {_where_of(each)}" for each in (first, *others))
-    says, since_s = f"ranks wait for each other{groups}: {where}", max(each.since_s for each in ring)
-    return replace(order, ranks=sorted(ranks), waiting=sorted(every - ranks), since_s=since_s, says=says)
-
-
-def _where_of(verdict: Verdict) -> str:
-    """Return where ranks wait, since when, and for which others."""
-    what = verdict.op if verdict.seq is None else f"{verdict.op or 'operation'} {verdict.seq} of group {verdict.group}"
-    return f"{what} for {seconds(verdict.since_s)}, without {named(verdict.ranks)}"
-
-
-def _is_told_outside(verdict: Verdict, where: Mapping[tuple[str, int], list[Verdict]]) -> bool:
-    """Return whether a verdict on a wait of its culprits outside operations has both waits in its text."""
-    others = (other for rank in verdict.ranks for other in where.get((verdict.job_id, rank), ()))
-    return verdict.kind != "init_incomplete" and any(other.kind == "init_incomplete" for other in others)
-
-
-def _comes_back(start: Verdict, where: dict[tuple[str, int], list[Verdict]]) -> bool:
-    """Return whether following culprits from wait to wait leads back to ``start``, and never to a rank that waits for none."""
-    seen: set[int] = set()
-    todo = [start]
-    back = False
-    while todo:
-        verdict = todo.pop()
-        if id(verdict) in seen:
-            continue
-        seen.add(id(verdict))
-        for rank in verdict.ranks:
-            following = [other for other in where.get((verdict.job_id, rank), ()) if other is not verdict]
-            if not following or verdict.cause not in _ALIVE:
-                return False  # this rank waits for none: that verdict is the root
-            back = back or start in following
-            todo += following
-    return back

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from commwatch.api.client import NO_KEYS, TOGETHER_S, Keys, get, reason, together
 from commwatch.wire.errors import UsageError
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.commands.diagnosis import Diagnosis
 from commwatch_agent.incidents.answers import IncidentDetails, IncidentView, merged
 from commwatch_agent.incidents.incident import EvidenceItem

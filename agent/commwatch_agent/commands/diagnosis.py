@@ -12,7 +12,7 @@ from commwatch.wire.errors import INCOMPLETE
 from commwatch.wire.events import P2P
 from commwatch.wire.numbers import ahead
 from commwatch_agent.analysis.rank_state import shedding, state
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.incidents.answers import IncidentDetails
 from commwatch_agent.incidents.families import families, uncertain
 from commwatch_agent.incidents.words import NO_STACK, is_over, lasted, no_place, stacks, when

@@ -15,7 +15,7 @@ from commwatch_agent.analysis.advice_facts import BOTTLENECK_SHARE, WORTH
 from commwatch_agent.analysis.calls.differences import CERTAIN_S
 from commwatch_agent.analysis.headline import bottleneck, first, mean_core_wait, of_some, split
 from commwatch_agent.analysis.rank_state import begun, oldest, state
-from commwatch_agent.analysis.verdicts import Verdict, awaited_ranks, for_others, stragglers, waited_for, why_late
+from commwatch_agent.analysis.verdict import Verdict, awaited_ranks, for_others, stragglers, waited_for, why_late
 from commwatch_agent.analysis.waits.wait_graph import age
 from commwatch_agent.commands.top_answers import MOST_STEPS, WINDOW_S, Answers, OfJob
 from commwatch_agent.commands.top_notices import STYLES, notices, worth_showing, wrapped

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from commwatch.api.client import NO_KEYS, Keys, detail, fetch, get
 from commwatch.wire.concurrency import at_once
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.incidents.answers import IncidentView
 from commwatch_agent.job.merging import JobWide, Nodes
 from commwatch_agent.model.api_views import About, Advice, Summary

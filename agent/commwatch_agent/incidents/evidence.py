@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from commwatch_agent.analysis.flight_recorder_analysis import RankDump
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.analysis.waits.uneven_work import StepWaits
 from commwatch_agent.incidents.incident import Condition
 from commwatch_agent.incidents.metric_conditions import Name

@@ -9,7 +9,8 @@ from statistics import fmean
 
 from commwatch.wire import events as ev
 from commwatch.wire.numbers import ahead
-from commwatch_agent.analysis.verdicts import Verdict, by_job, with_step
+from commwatch_agent.analysis.verdict import Verdict
+from commwatch_agent.analysis.verdicts import by_job, with_step
 from commwatch_agent.analysis.waits.uneven_work import Why, says, uneven
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.incidents.incident import BY_CTRL_C, LOST, STANDSTILLS, Condition, EvidenceItem

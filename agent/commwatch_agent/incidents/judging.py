@@ -8,7 +8,8 @@ from dataclasses import replace
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.ended_operations import once
 from commwatch_agent.analysis.flight_recorder_analysis import SOURCE, RankDump, views
-from commwatch_agent.analysis.verdicts import Verdict, combined, merged_groups, straggler_verdict, verdicts
+from commwatch_agent.analysis.verdict import Verdict, combined, straggler_verdict
+from commwatch_agent.analysis.verdicts import merged_groups, verdicts
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.job.merging import Seen
 from commwatch_agent.job.message_parts import late_senders

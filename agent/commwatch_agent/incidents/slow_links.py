@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Iterator
 from statistics import median
 from typing import NamedTuple
 
-from commwatch_agent.analysis.verdicts import Verdict, by_job
+from commwatch_agent.analysis.verdict import Verdict
+from commwatch_agent.analysis.verdicts import by_job
 from commwatch_agent.analysis.waits.links import Link, links, of_role
 from commwatch_agent.incidents.evidence import Evidence
 from commwatch_agent.incidents.incident import Condition, EvidenceItem

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.incidents.incident import ONE_WAIT, STANDSTILLS, Incident, family
 
 #: Kinds of incidents that are shown as verdicts.

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 
-from commwatch_agent.analysis.verdicts import Verdict, latest_life
+from commwatch_agent.analysis.verdict import Verdict
+from commwatch_agent.analysis.verdicts import latest_life
 from commwatch_agent.job.message_parts import MessageParts
 from commwatch_agent.job.rank_parts import RankParts
 from commwatch_agent.job.replica_parts import RankChecks

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from commwatch.wire.numbers import ahead
 from commwatch_agent.analysis.corruption import corruption
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.model.views import GroupView
 

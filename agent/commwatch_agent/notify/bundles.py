@@ -25,7 +25,7 @@ from typing import BinaryIO
 
 from commwatch.wire import crossing
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.history.opening import StoreError
 from commwatch_agent.incidents.incident import STANDSTILLS, Incident
 from commwatch_agent.incidents.verdict_views import verdicts_of

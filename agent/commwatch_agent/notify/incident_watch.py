@@ -12,7 +12,7 @@ from socket import gethostname
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.history.rows import IncidentRow
 from commwatch_agent.incidents.alerts import alerts_of, is_explained, with_cause
 from commwatch_agent.incidents.conclude import FINDERS, Finder, conclude

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 
 from commwatch_agent.analysis import live_ranks
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.analysis.waits.step_waits import step_waits
 from commwatch_agent.analysis.waits.uneven_work import StepWaits
 from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from math import inf
 
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.history.history import History
 from commwatch_agent.incidents.answers import (
     IncidentDetails,

@@ -12,7 +12,7 @@ from commwatch_agent.analysis.headline import bottleneck, mean_core_wait, of_som
 from commwatch_agent.analysis.rank_state import begun, culprits, oldest, shedding, urgency
 from commwatch_agent.analysis.time_buckets import Slot, slots_of
 from commwatch_agent.analysis.timeline import MOST_RANKS
-from commwatch_agent.analysis.verdicts import Verdict, awaited_ranks, for_others, stragglers, waited_for, why_late
+from commwatch_agent.analysis.verdict import Verdict, awaited_ranks, for_others, stragglers, waited_for, why_late
 from commwatch_agent.analysis.waits.wait_graph import age
 from commwatch_agent.incidents.verdict_views import merged_verdicts
 from commwatch_agent.job.merging import merged_ranks

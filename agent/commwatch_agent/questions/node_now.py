@@ -14,7 +14,7 @@ from commwatch_agent.analysis.nccl_operations import nccl_operations
 from commwatch_agent.analysis.rank_state import state
 from commwatch_agent.analysis.summary import summarise
 from commwatch_agent.analysis.time_buckets import SlotSums
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.incidents.answers import IncidentView
 from commwatch_agent.ingest.jobs import Job
 from commwatch_agent.ingest.rank_totals import LAST_NS, RankTotals

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from commwatch_agent.analysis.queries import QueryService
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.incidents.verdict_views import verdicts_of
 from commwatch_agent.model.api_views import PushView
 from commwatch_agent.notify.bundles import Bundles

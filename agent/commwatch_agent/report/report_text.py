@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from commwatch_agent.analysis.headline import awaited, bottleneck, of_some, split, with_late
-from commwatch_agent.analysis.verdicts import for_others
+from commwatch_agent.analysis.verdict import for_others
 from commwatch_agent.incidents.answers import whys_of
 from commwatch_agent.ingest.why_late import common_why
 from commwatch_agent.job.merging import Nodes

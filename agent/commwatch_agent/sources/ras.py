@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from commwatch_agent.analysis.live_ranks import of_this_run
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.analysis.waits.wait_graph import HANG_S
 from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.model.cells import GroupInfo

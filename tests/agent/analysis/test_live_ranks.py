@@ -15,7 +15,8 @@ from commwatch.wire import events as ev
 from commwatch.wire import ring, splits
 from commwatch_agent.analysis.live_ranks import groups, ranks
 from commwatch_agent.analysis.live_ranks import rank as view
-from commwatch_agent.analysis.verdicts import Verdict, verdicts
+from commwatch_agent.analysis.verdict import Verdict
+from commwatch_agent.analysis.verdicts import verdicts
 from commwatch_agent.incidents.evidence import Evidence, KnownJob
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import JobTable

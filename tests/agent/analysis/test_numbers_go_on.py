@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.wire.numbers import HALF, NUMBERS
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.ingest.stragglers import LateWindow
 from commwatch_agent.job.rank_parts import put_together
 from commwatch_agent.model.views import Failed, RankView

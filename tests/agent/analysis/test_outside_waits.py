@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from commwatch_agent.analysis.verdicts import Verdict, verdicts
+from commwatch_agent.analysis.verdict import Verdict
+from commwatch_agent.analysis.verdicts import verdicts
 from commwatch_agent.model.views import GroupView, InFlight, OutsideCall, RankView
 from commwatch_collectors.node.judged_activity import Activity
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from commwatch_agent.analysis.verdicts import Verdict, verdicts
+from commwatch_agent.analysis.verdict import Verdict
+from commwatch_agent.analysis.verdicts import verdicts
 from commwatch_agent.analysis.waits.patience import NEW_S, WORKING_S, limit_s
 from commwatch_agent.analysis.waits.wait_graph import HANG_S
 from commwatch_agent.model.views import RankView, Usual

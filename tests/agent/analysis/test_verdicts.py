@@ -9,17 +9,8 @@ import pytest
 
 from commwatch_agent.analysis.calls.differences import Call
 from commwatch_agent.analysis.ended_operations import Disagreement
-from commwatch_agent.analysis.verdicts import (
-    Verdict,
-    awaited_ranks,
-    combined,
-    disagreement,
-    for_others,
-    latest_life,
-    straggler_verdict,
-    verdicts,
-    waited_for,
-)
+from commwatch_agent.analysis.verdict import Verdict, awaited_ranks, combined, for_others, straggler_verdict, waited_for
+from commwatch_agent.analysis.verdicts import disagreement, latest_life, verdicts
 from commwatch_agent.analysis.waits.wait_graph import HANG_S
 from commwatch_agent.ingest.stragglers import Late
 from commwatch_agent.model.views import Ended, Failed, GroupView, InFlight, RankView

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commwatch.wire.numbers import NUMBERS
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.commands.top import Seen, frame
 from commwatch_agent.commands.top_answers import Answers, OfJob
 from commwatch_agent.incidents.answers import IncidentView

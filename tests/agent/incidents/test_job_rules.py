@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.incidents.conclude import FINDERS, conclude
 from commwatch_agent.incidents.evidence import Evidence, KnownJob, WholeJob, is_ended
 from commwatch_agent.incidents.incident import RECOVERED, Condition, Incident

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.analysis.waits.uneven_work import StepWaits
 from commwatch_agent.incidents.conclude import conclude
 from commwatch_agent.incidents.evidence import Evidence, WholeJob

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.incidents.answers import details_of, merged, whys_of
 from commwatch_agent.incidents.conclude import conclude
 from commwatch_agent.incidents.evidence import Evidence

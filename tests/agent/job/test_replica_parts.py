@@ -11,7 +11,7 @@ import pytest
 from commwatch.wire import events as ev
 from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.analysis import live_ranks
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.incidents.judging import judged
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import JobTable

@@ -16,7 +16,7 @@ from commwatch.wire.events import Record
 from commwatch.wire.modes import SAMPLING
 from commwatch.wire.numbers import NUMBERS
 from commwatch_agent.analysis.time_buckets import Slot, SlotSums, slots_of
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import Job, JobTable
 from commwatch_agent.ingest.rank_totals import RankTotals

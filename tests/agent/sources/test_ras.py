@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.commands import diagnose
 from commwatch_agent.ingest.batches import ingest_records
 from commwatch_agent.ingest.jobs import JobTable

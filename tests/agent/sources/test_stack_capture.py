@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.model.views import RankView
 from commwatch_agent.sources.stack_capture import evidence, flight_recorder, recorder, stack, trainer_of
 from tests.collectors.node.test_flight_recorder import dump_of, entry, pending

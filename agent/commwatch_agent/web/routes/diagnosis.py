@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Response
 
 from commwatch_agent.analysis.pipelines import Pipeline, pipelines
-from commwatch_agent.analysis.verdicts import Verdict
+from commwatch_agent.analysis.verdict import Verdict
 from commwatch_agent.incidents.incident import EvidenceItem
 from commwatch_agent.ingest.collective_join import MOST_PENDING
 from commwatch_agent.job.merging import JobWide
