@@ -121,7 +121,8 @@ def _about_parts(report: Report, headline: str) -> Iterator[str]:
             found = re.search(here, because)
             if there and found and abs(int(there[1]) - int(found[1])) > _ROUNDED:
                 yield f"{headline} / {because}"
-        for share in re.findall(r"the others wait (\d+)% of the time for rank \d+(?! \(the comm share)", because):
+        of_rank = r"the others wait (\d+)% of the time for rank \d+(?!\d)(?!(?:, which cost [^;(]*)? ?\(the comm share)"
+        for share in re.findall(of_rank, because):
             if comm and int(share) > int(comm[1]) + _ROUNDED:
                 yield f"{headline} / {because}"
         if each.rule == "overlap" and transfer and int(transfer[1]) == 0:

@@ -132,7 +132,7 @@ def test_once(watched: RunningAgent) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("commwatch top: train, running, 4 of 4 ranks\n")
     assert "\x1b" not in done.stdout
-    assert "all_reduce default_pg" in done.stdout
+    assert "all_reduce 8 default_pg" in done.stdout
     narrow = commwatch("top", "--once", "--dir", watched.directory, env=clean_env(COLUMNS="50"))
     assert max(map(width, narrow.stdout.splitlines())) <= 50 < max(map(width, done.stdout.splitlines()))
     other = commwatch("top", "--once", "--address", watched.url, "--job", "eval")

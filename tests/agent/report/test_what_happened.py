@@ -129,7 +129,7 @@ def test_in_words() -> None:
     """A fault has severity, title, length, cost, sentence, what it was at first, place, stack and remedy, and then what followed."""
     evidence = (
         item("probe", "rank 2 is stopped", cause="stopped", kind="hang"),
-        item("stack", "rank 2", place="load (train.py:88)", stack=STACK),
+        item("stack", "rank 2", rank=2, place="load (train.py:88)", stack=STACK),
     )
     hang = fault("hang", "hang", 2, cause="dead", cost_s=240.0, evidence=evidence)
     said = text(
@@ -153,7 +153,9 @@ def test_long_stack() -> None:
     """Of a stack with more than eight frames, the innermost and those of the user's code are shown, and how many are not."""
     inner = [f"call_{n} (/v/site-packages/torch/module.py:{n})" for n in range(9)]
     stack = "\n    ".join(['Thread 7: "MainThread"', *inner, "extra (/me/ddp.py:23)", "main (/me/ddp.py:59)"])
-    said = text(fault("hang", "hang", 2, evidence=(item("stack", "rank 2", place="extra (ddp.py:23)", stack=stack),)))
+    said = text(
+        fault("hang", "hang", 2, evidence=(item("stack", "rank 2", rank=2, place="extra (ddp.py:23)", stack=stack),))
+    )
     shown = f"      {inner[0]}\n      extra (/me/ddp.py:23)\n      main (/me/ddp.py:59)\n"
     assert f"first:\n{shown}      … 8 more frames: `commwatch diagnose` shows them\n" in said
 
