@@ -29,7 +29,7 @@ SCARCE_CORES = 0.20
 #: many times as long as they.
 _MUCH_LONGER, _ALIKE = 2, 1.5
 #: By chance, a rank is late for no larger share of the time than this.
-_BY_CHANCE = 0.10
+_BY_CHANCE = 0.20
 
 
 #: Codes of reasons.

@@ -274,6 +274,7 @@ def test_more_work_where_all_wait_for_cores(mine: list[Sample], code: str) -> No
         (0.08, looks(ran=0.30, wanted=0.12, throttled=0.3), looks(ran=0.30, throttled=0.3), ALL_LACK_CORES),
         (0.08, looks(ran=0.40, wanted=0.50), looks(ran=0.40, wanted=0.30), NO_CORE),  # much longer than the others
         (0.08, looks(ran=0.55, wanted=0.35), looks(ran=0.40, wanted=0.30), COMPUTES),
+        (0.16, looks(ran=0.30, wanted=0.53), looks(ran=0.30, wanted=0.37), ALL_LACK_CORES),
         (0.28, looks(ran=0.07, wanted=0.85), looks(ran=0.07, wanted=0.59), NO_CORE),  # too late for chance
         (0.08, looks(ran=0.40, wanted=0.15), looks(ran=0.40, wanted=0.10), NO_CORE),  # there are cores
         (0.08, looks(ran=0.37, wanted=0.09), looks(ran=0.40, wanted=0.10), None),
