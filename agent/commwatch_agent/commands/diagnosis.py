@@ -240,7 +240,7 @@ def _present(seen: Diagnosis, found: list[Doubt], again: str) -> Iterator[str]:
         running = sum(view.state == "running" for view in seen.ranks)
         size = sum(job.world_size for job in seen.jobs)
         ranks = counted(running, "rank") if running >= size else f"{running} of {counted(size, 'rank')}"
-        wrong = "something is wrong" if any(doubt.is_wrong for doubt in found) else "nothing wrong for certain"
+        wrong = "something is wrong" if any(doubt.is_wrong for doubt in found) else "no verdict yet"
         yield f"{wrong if found else 'healthy'}: {counted(len(seen.jobs), 'running job')}, {ranks}"
     yield from _doubts(seen, found)
 

@@ -562,15 +562,15 @@ def test_cores_and_threads() -> None:
 
 @pytest.mark.parametrize("rule", ["scarce_cores", "straggler"])
 def test_one_thread_already(rule: str) -> None:
-    """Where all ranks are known to have one thread of OpenMP, no advice asks for less; where that is not known of one, or its script has more, it does."""
+    """Where all ranks are known to have one thread of OpenMP, advice asks for fewer only of a script that asks for more itself; else of all."""
     why = {"late": {1: 0.4}, "whys": Whys({1: NO_CORE})} if rule == "straggler" else {}
     one = Cores(2, 1, 1)
     for every, asks in (
         ([one, one], False),
         ([one], True),
         ([one, Cores(2, 1, None)], True),
-        ([one, Cores(2, 7, 1)], True),
-        ([one, Cores(2, None, 1)], True),
+        ([one, Cores(2, 7, 1)], False),
+        ([one, Cores(2, None, 1)], False),
         ([one, Cores(2, 6, 6)], True),
     ):
         found = given(rule, facts(for_cores=0.5, ranks=2, cores={"a": every}, **why))

@@ -69,7 +69,7 @@ def test_wait_that_is_no_incident_yet() -> None:
     missing = "; rank 1 has not come so far (rank 1 is asleep in a timer)"
     assert said(waiting(4)) == (
         0,
-        ["nothing wrong for certain: 1 running job, 2 ranks", f"not yet certain: {says}{missing}"],
+        ["no verdict yet: 1 running job, 2 ranks", f"not yet certain: {says}{missing}"],
     )
     assert said(waiting(4, last=8))[1][1] == f"not yet certain: {says}"
     for usual in (waiting(2.5), waiting(4, longest_s=5.0)):
@@ -119,7 +119,7 @@ def test_not_certain(ranks: list[RankView], code: int, doubt: str) -> None:
     """A job is not healthy if a rank has died, is stopped or is missing, or if it is quiet for longer than ever; 0 if that may be nothing."""
     found, lines = said(seen(ranks))
     assert (found, lines[1:]) == (code, [f"{'no incident yet' if code else 'not yet certain'}: {doubt}"])
-    assert lines[0].startswith(f"{'something is wrong' if code else 'nothing wrong for certain'}: 1 running job, ")
+    assert lines[0].startswith(f"{'something is wrong' if code else 'no verdict yet'}: 1 running job, ")
 
 
 def test_pending() -> None:
@@ -129,7 +129,7 @@ def test_pending() -> None:
     assert said(seen(two(), pending)) == (
         0,
         [
-            "nothing wrong for certain: 1 running job, 2 ranks",
+            "no verdict yet: 1 running job, 2 ranks",
             f"not yet certain: comm_bound (train), {since}: communication takes 60%",
         ],
     )

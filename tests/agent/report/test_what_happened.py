@@ -96,6 +96,18 @@ def test_ranks_without_cores(waited: float | None, why: str, shown: bool) -> Non
         assert max(map(len, terminal), default=0) <= 80
 
 
+def test_what_ended_the_job_comes_before_cores() -> None:
+    """That the ranks lacked cores comes first, but after what ended a job that failed."""
+    found = happened([fault("lost", "rank_lost", 1)])
+    scarce = scarce_cores(0.5, found)
+    for failed in (False, True):
+        for whole in (
+            "\n".join(lines(found, 200, failed=failed, scarce=scarce)),
+            "\n".join(html(found, failed=failed, scarce=scarce)),
+        ):
+            assert (whole.index("lacked CPU cores") > whole.index("Rank died")) == failed
+
+
 def test_what_ended_a_job() -> None:
     """A job was ended by its earliest fault that did not recover; a late rank or an information ends none."""
     hang, lost = fault("hang", "hang", 2), fault("lost", "rank_lost", 1, after_s=30, lasted_s=30)

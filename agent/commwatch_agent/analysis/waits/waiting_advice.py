@@ -40,16 +40,14 @@ _SHARED_CORES = (
     "On one node, Gloo communicates on the CPU, and ranks that share cores leave a transfer at different times: give each rank cores of its own "
     "(fewer ranks, threads or loader workers). If it has them, give all ranks the same work in each step."
 )
-#: Threads of a rank that compute: its main thread, and those that communicate.
-_FEW_THREADS = 3
 #: Where OMP_NUM_THREADS is 1.
 _ONE_THREAD = (
-    "Give each rank cores of its own: fewer ranks or loader workers on the node, or other processes elsewhere (OMP_NUM_THREADS is 1 already). "
-    "`top` on the node shows what uses its cores. Then look again: a rank without a core is late, and so is its communication."
+    "Give each rank cores of its own: fewer ranks or loader workers on the node, fewer threads if the script asks for more (OMP_NUM_THREADS is 1 already), "
+    "or other processes elsewhere. `top` on the node shows what uses its cores. Then look again: a rank without a core is late, and so is its communication."
 )
 _ONE_CORE = (
-    "Give that rank a core of its own: fewer ranks or loader workers on its node, or other processes elsewhere (OMP_NUM_THREADS is 1 already). "
-    "`top` on the node shows what uses its cores."
+    "Give that rank a core of its own: fewer ranks or loader workers on its node, fewer threads if the script asks for more (OMP_NUM_THREADS is 1 already), "
+    "or other processes elsewhere. `top` on the node shows what uses its cores."
 )
 _SLOW_LINK = "Compare the links of the ranks (`commwatch doctor`): one may be slow. If they are alike, give all ranks the same work in each step."
 
@@ -87,12 +85,9 @@ def _threads(nodes: Mapping[str, Sequence[Cores]]) -> str:
 
 
 def _have_one_thread(facts: Facts) -> bool:
-    """Return whether all ranks are known to have one thread of OpenMP each, and hardly any others that compute: a script may ask for more itself."""
-    found = [each for ranks in facts.cores.values() for each in ranks]
-    one = [
-        each for each in found if each.omp_threads == 1 and each.threads is not None and each.threads <= _FEW_THREADS
-    ]
-    return bool(found) and len(one) == facts.ranks
+    """Return whether all ranks are known to have one thread of OpenMP each, unless their script asks for more."""
+    found = [each.omp_threads for ranks in facts.cores.values() for each in ranks]
+    return bool(found) and len(found) == facts.ranks and set(found) == {1}
 
 
 def on_cores(facts: Facts | None, advice: Iterable[Advice]) -> list[Advice]:
