@@ -113,9 +113,8 @@ class Message(NamedTuple):
 def are_pipeline(label: str, size: int, counts: Mapping[Message, int], members: Sequence[int] | None) -> bool:
     """Return whether the messages of a group are those of a pipeline.
 
-    Its label names a pipeline. Or it names no other model parallelism, no rank has more than two peers, none sends round the end of the group, and
-    one is the first in a direction: it sends, but receives nothing. So a ring is no pipeline, as that of context parallelism or of an interleaved
-    schedule, nor is rank 0 with two others that it serves, as a server of parameters does.
+    Its label names a pipeline. Or it names no other model parallelism, no rank has more than two peers, and one is the first in a direction: it
+    sends, but receives nothing. So a ring is no pipeline, as that of context parallelism or of an interleaved schedule.
 
     Args:
         label, size: of the group.
@@ -130,10 +129,7 @@ def are_pipeline(label: str, size: int, counts: Mapping[Message, int], members: 
     for one, count in counts.items():
         peers.setdefault(one.rank, set()).add(one.peer)
         me, peer = at.get(one.rank, one.rank), at.get(one.peer, one.peer)
-        places = max(size, me + 1, peer + 1)
-        if 2 * abs(peer - me) > places:
-            return False
-        forward = is_forward(one.op, me, peer, places)
+        forward = is_forward(one.op, me, peer, max(size, me + 1, peer + 1))
         (sent if one.op == "send" else received)[one.rank, forward] += count
     chain = all(len(of_rank) <= _MOST_PEERS for of_rank in peers.values())
     return chain and any(count >= _LEAST_SENT and not received[first] for first, count in sent.items())
