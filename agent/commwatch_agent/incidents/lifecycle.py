@@ -349,7 +349,7 @@ def ended(incident: Incident, at: float, outcome: str) -> Incident:
 
 
 def _was_passing(incident: Incident) -> bool:
-    """Return whether a rank was late for a moment only, and has recovered before anyone had a message."""
+    """Return whether a rank was late for a moment only, and recovered before any notification was sent."""
     if incident.kind != "straggler" or incident.outcome != RECOVERED or incident.alerts or not incident.waiting:
         return False
     lasted_s = (incident.ended_at or 0.0) - incident.began_at

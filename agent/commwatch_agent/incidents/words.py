@@ -129,14 +129,10 @@ def place(evidence: Iterable[EvidenceItem], kind: str = "") -> str:
 
 def stacks(evidence: Iterable[EvidenceItem], kind: str) -> list[tuple[int, str]]:
     """Return ranks and their Python stacks: of the first culprit of which one was taken; of ranks that disagree all, each place once."""
-    taken = [item for item in evidence if item.source == "stack" and item.data.get("stack")]
-    found = {item.data.get("place") or item.data["rank"]: item.data for item in reversed(taken)}
-    shown = (
-        sorted(found.values(), key=lambda data: int(str(data["rank"])))
-        if kind == DISAGREE
-        else [item.data for item in taken[:1]]
-    )
-    return [(int(str(data["rank"])), str(data["stack"])) for data in shown]
+    taken = [item.data for item in evidence if item.source == "stack" and item.data.get("stack")]
+    of_places = {data.get("place") or data["rank"]: data for data in reversed(taken)}
+    shown = of_places.values() if kind == DISAGREE else taken[:1]
+    return sorted(((int(str(data["rank"])), str(data["stack"])) for data in shown), key=lambda of_rank: of_rank[0])
 
 
 def no_stack(evidence: Iterable[EvidenceItem]) -> str:

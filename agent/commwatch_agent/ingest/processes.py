@@ -52,9 +52,10 @@ class Processes:
             alive = [
                 (totals, totals.pid, totals.gpu) for totals in self._aggregate.rank_totals() if totals.pid is not None
             ]
-            lack = [(totals, pid) for totals, pid, _ in alive if (waited_for_core(totals.samples) or 0.0) >= _WAITS]
-        self._ticks += 1
-        read = [(totals, self._cores(pid)) for totals, pid in (lack if self._ticks % _EVERY == 0 else ())]
+            self._ticks += 1
+            looked_at = alive if self._ticks % _EVERY == 0 else ()
+            lack = [(totals, pid) for totals, pid, _ in looked_at if (waited_for_core(totals.samples) or 0.0) >= _WAITS]
+        read = [(totals, self._cores(pid)) for totals, pid in lack]
         looks = [
             (totals, (pid, self._state(pid)), Sample(self._now_ns(), self._usage(pid), tuple(self._held_back(place))))
             for totals, pid, place in alive

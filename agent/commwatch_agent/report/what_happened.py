@@ -128,8 +128,8 @@ def lines(found: Sequence[Happened], cells: int, *, failed: bool, scarce: str = 
         return
     yield from ("  what happened", "")
     of_cores = (*paragraph(scarce, cells, first="  * ", rest="    "), "") if scarce else ()
-    # What ended the job comes first.
-    yield from () if failed and found else of_cores
+    ended = failed and bool(found)  # what ended the job comes first
+    yield from () if ended else of_cores
     for one in _in_full(found, failed=failed):
         yield from paragraph(_marked(one, found, failed=failed), cells, first="  * ", rest="    ")
         for text in _about(one.cause):
@@ -142,7 +142,7 @@ def lines(found: Sequence[Happened], cells: int, *, failed: bool, scarce: str = 
         if len(one.effects) > _MOST_EFFECTS:
             yield f"    and {counted(len(one.effects) - _MOST_EFFECTS, 'more consequence')}"
         yield ""
-    yield from of_cores if failed and found else ()
+    yield from of_cores if ended else ()
     rest = _in_short(found, failed=failed)
     if rest:
         yield from (*paragraph(f"also: {rest}", cells, first="  "), "")
@@ -171,7 +171,8 @@ def html(found: Sequence[Happened], *, failed: bool, scarce: str = "") -> list[s
     if not found and not scarce:
         return []
     of_cores = [f"<p>{html_frame.text(scarce)}</p>"] if scarce else []
-    parts = ["<h2>What happened</h2>", *(() if failed and found else of_cores)]
+    ended = failed and bool(found)
+    parts = ["<h2>What happened</h2>", *(() if ended else of_cores)]
     for one in _in_full(found, failed=failed):
         parts.append(f"<h3>{html_frame.text(_marked(one, found, failed=failed))}</h3>")
         parts += [f"<p>{html_frame.text(text[:1].upper() + text[1:])}</p>" for text in _about(one.cause)]
@@ -180,7 +181,7 @@ def html(found: Sequence[Happened], *, failed: bool, scarce: str = "") -> list[s
         parts += [f"<p>To do: {html_frame.text(one.cause.remedy)}</p>"] if one.cause.remedy else []
         effects = "".join(f"<li>{html_frame.text(_head(effect))}</li>" for _, effect in one.effects)
         parts += [f"<p>Therefore:</p><ul>{effects}</ul>"] if effects else []
-    parts += of_cores if failed and found else []
+    parts += of_cores if ended else []
     rest = _in_short(found, failed=failed)
     return [*parts, f"<p>Also: {html_frame.text(rest)}</p>"] if rest else parts
 

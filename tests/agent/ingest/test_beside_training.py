@@ -58,7 +58,7 @@ def test_no_rank_is_late(flags: int, expected: list[tuple[str, int]]) -> None:
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_late_to_the_training(late: int) -> None:
-    """A rank that is late to the training is named, whoever comes late to what is beside it."""
+    """A rank that is late in the training is named, and a rank that is late only in operations beside the training is not."""
     assert named(job(ev.BESIDE, late)[0]) == [("w", late)]
 
 

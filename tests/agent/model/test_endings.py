@@ -116,7 +116,7 @@ def test_says() -> None:
 
 
 def test_failed() -> None:
-    """The launcher's exit code decides where it is known, else the ranks; what is not known is not claimed. Who was asked to end has not failed."""
+    """The launcher's exit code decides whether a job failed; without it, its ranks do, else it is unknown. A job that was asked to end has not failed."""
     assert failed({}, None) is None
     assert failed({0: clean(1)}, None) is False
     assert failed({0: clean(1), 1: died(1, 2)}, None) is True
@@ -169,7 +169,7 @@ def told(ending: Ending) -> Ending:
     ],
 )
 def test_interruption(endings: dict[int, Ending], expected: tuple[int, float, bool] | None) -> None:
-    """A job was interrupted if its launcher was asked to end, or a signal that asks for it has ended ranks at once, and none had failed before."""
+    """A job was interrupted if its launcher got a signal to end, or if such a signal ended several ranks at once, unless a rank had failed before."""
     found = interruption(endings)
     assert (found and (found.by, (found.at_ns - AT) / S, found.is_certain)) == expected
     assert failed(endings, 1) is (expected is None)

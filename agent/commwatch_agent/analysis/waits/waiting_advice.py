@@ -40,15 +40,16 @@ _SHARED_CORES = (
     "On one node, Gloo communicates on the CPU, and ranks that share cores leave a transfer at different times: give each rank cores of its own "
     "(fewer ranks, threads or loader workers). If it has them, give all ranks the same work in each step."
 )
-#: Where OMP_NUM_THREADS is 1.
+#: Where OMP_NUM_THREADS is 1: how a rank gets a core, and that for all ranks, or for a late one.
+_FEWER = (
+    "fewer threads if the script asks for more (OMP_NUM_THREADS is 1 already), or other processes elsewhere. "
+    "`top` on the node shows what uses its cores."
+)
 _ONE_THREAD = (
-    "Give each rank cores of its own: fewer ranks or loader workers on the node, fewer threads if the script asks for more (OMP_NUM_THREADS is 1 already), "
-    "or other processes elsewhere. `top` on the node shows what uses its cores. Then look again: a rank without a core is late, and so is its communication."
+    f"Give each rank cores of its own: fewer ranks or loader workers on the node, {_FEWER} "
+    "Then look again: a rank without a core is late, and so is its communication."
 )
-_ONE_CORE = (
-    "Give that rank a core of its own: fewer ranks or loader workers on its node, fewer threads if the script asks for more (OMP_NUM_THREADS is 1 already), "
-    "or other processes elsewhere. `top` on the node shows what uses its cores."
-)
+_ONE_CORE = f"Give that rank a core of its own: fewer ranks or loader workers on its node, {_FEWER}"
 _SLOW_LINK = "Compare the links of the ranks (`commwatch doctor`): one may be slow. If they are alike, give all ranks the same work in each step."
 
 
